@@ -21,12 +21,12 @@ def open_regular(path: Path) -> int:
     return _checked(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
 
 
-def open_lock(path: Path) -> int:
-    """Open a regular file for reading and writing, which is made if it is missing, and return its descriptor. Raise
-    OSError for any other, also for a link, which would lead to a file of another folder.
+def open_lock(path: Path, mode: int = 0o666) -> int:
+    """Open a regular file for reading and writing, and return its descriptor. It is made, with these permissions, if it
+    is missing. Raise OSError for any other, also for a link, which would lead to a file of another folder.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return _checked(path, os.open(path, flags, 0o666))
+    return _checked(path, os.open(path, flags, mode))
 
 
 def open_for_writing(path: Path, *, appends: bool = False, mode: int = 0o666) -> int:

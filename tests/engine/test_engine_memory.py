@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from test_llm import tiny_model
@@ -15,6 +16,7 @@ from foreword.engine.build import build_engine, load
 from foreword.engine.config import engine_config
 from foreword.engine.memory import KV_POOL_BYTES, HostMemory
 from foreword.errors import ConfigError
+from foreword.executors.memory import ROW_PADDING
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -89,6 +91,11 @@ def numbers_of(script: str) -> list[int]:
 def test_latent_attention_takes_the_activations_that_are_estimated():
     taken, activations = numbers_of(LATENT)
     assert activations * 0.8 <= taken <= activations * 1.1  # some MiB are those of other things
+
+
+def test_rows_are_padded_as_the_estimate_says():
+    header = Path(__file__).parents[2] / "native" / "kernels" / "memory.h"
+    assert f"constexpr int kRowPadding = {ROW_PADDING};" in header.read_text()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

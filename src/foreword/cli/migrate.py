@@ -46,7 +46,7 @@ STATES = ("on", "off", "auto", "true", "false")
 INSTRUCTION = re.compile(r"([A-Za-z]+)(?:[ \t]+(.*))?")
 """A line of a Modelfile; a value in quotes may go over several."""
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-"""Of vLLM's numbers."""
+"""The factors of the units of vLLM's numbers."""
 
 
 @dataclass(frozen=True, slots=True)

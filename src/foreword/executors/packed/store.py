@@ -30,7 +30,7 @@ from foreword.executors.packed.file import PackedFile, PackedFileError, Part, re
 from foreword.models.digests import Digests, is_young, write_private
 from foreword.models.files import identity_of
 from foreword.models.registry import cache_dir
-from foreword.ownership import is_own
+from foreword.ownership import is_own, open_lock
 
 if sys.platform != "win32":
     import fcntl
@@ -242,8 +242,7 @@ def _locked(path: Path, patience: float) -> Iterator[IO[bytes]]:
     """
     deadline = time.monotonic() + patience
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "r+b") as file:
+        with os.fdopen(open_lock(path, 0o600), "r+b") as file:
             if _try_lock(file) and _is_named(file, path):
                 file.truncate(0)  # a process left it that ended while it wrote
                 yield file

@@ -19,7 +19,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 LARGEST_SIDE = 4096
 """The longest side of the tiles of processors, in pixels."""
 MOST_CROPS = 64
-"""Of an image."""
+"""The largest number of crops of an image."""
 NEVER = (None, False)
 """The values of what a processor never does."""
 
@@ -161,7 +161,7 @@ IMAGE_KEYS = table(
         *(Key(name, kind=object) for name in (*COUNTS, *_OF_A_CLASS)),
     ]
 )
-"""Of a preprocessor_config.json, of every family."""
+"""The keys of a preprocessor_config.json that every family has."""
 _BLOCK = "v.blk.{i}."
 NAMES_IN_GGUF = weight_and_bias(
     {
