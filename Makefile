@@ -61,14 +61,17 @@ test: $(STAMPS)/test  ## everything, the default model included, on all cores; t
 	$(BIN)/python -m pytest -n auto --dist worksteal --durations 15
 
 # uv finds the lowest versions, pip installs them, in an environment of their own.
-test-oldest: $(STAMPS)/install  ## the tests with the lowest versions of the dependencies that pyproject.toml names
+build/oldest/installed: $(BIN)/python $(SOURCES)  ## the package with the lowest versions that pyproject.toml names
 	$(PIP) uv
 	$(PYTHON) -m venv build/oldest
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --resolution lowest-direct --no-emit-index-url --no-header \
 	  --extra test -o build/oldest/requirements.txt pyproject.toml
 	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check -r build/oldest/requirements.txt
 	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check .
-	build/oldest/bin/python -m pytest -n auto --dist worksteal
+	@touch $@
+
+test-oldest: build/oldest/installed  ## the tests with the lowest versions of the dependencies; TESTS="tests/server" (minutes)
+	build/oldest/bin/python -m pytest -n auto --dist worksteal $(TESTS)
 
 smoke: $(STAMPS)/test  ## a few quick tests of each layer, in seconds
 	$(BIN)/python -m pytest -m smoke -rs

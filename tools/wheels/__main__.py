@@ -62,6 +62,8 @@ def main() -> None:
     given = parser.parse_args()
     DIST.mkdir(exist_ok=True)
     is_release = not (given.here or given.layer)
+    if is_release:
+        os.environ["CCACHE_DISABLE"] = "1"  # objects of another build would hide a compiler that writes other bytes
     here = interpreter(sys.executable, TOOLS_OF_RELEASE if is_release else TOOLS)
     assert here is not None
     if not is_release:
