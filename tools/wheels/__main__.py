@@ -62,8 +62,6 @@ def main() -> None:
     given = parser.parse_args()
     DIST.mkdir(exist_ok=True)
     is_release = not (given.here or given.layer)
-    if is_release:
-        os.environ["CCACHE_DISABLE"] = "1"  # objects of another build would hide a compiler that writes other bytes
     here = interpreter(sys.executable, TOOLS_OF_RELEASE if is_release else TOOLS)
     assert here is not None
     if not is_release:
@@ -81,6 +79,7 @@ def release(here: Interpreter, folder: Path, *, used: bool = True) -> dict[str, 
     """Build everything in a folder, which is emptied first; return the hashes by name. used: and try each wheel."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    compile_everything_again()
     others = [found for name in PYTHONS.split() if (found := interpreter(name, TOOLS_OF_RELEASE)) is not None]
     stable = next((one for one in (here, *others) if one.is_stable), None)
     if stable is None:
@@ -102,6 +101,13 @@ def release(here: Interpreter, folder: Path, *, used: bool = True) -> dict[str, 
     for path in sorted(folder.iterdir()):
         print(f"{path.stat().st_size / 1e6:6.2f} MB  {path.name}")
     return hashes
+
+
+def compile_everything_again() -> None:
+    """Remove the objects that zig keeps, and turn ccache off: they would hide that a compiler writes other bytes."""
+    cache = BUILD / "zig-cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    os.environ.update(CCACHE_DISABLE="1", ZIG_GLOBAL_CACHE_DIR=str(cache))
 
 
 def interpreter(name: str, tools: Path) -> Interpreter | None:
