@@ -79,7 +79,10 @@ def test_a_bad_image_is_status_400_with_its_field(server, parts, param, reason):
     server.check_nothing_is_left()
 
 
-def test_a_value_of_the_processor_that_the_model_lacks_is_status_400_with_its_field(server):
-    body = {"messages": [{"role": "user", "content": "a"}], "mm_processor_kwargs": {"do_pan_and_scan": True}}
-    response = server.post("/v1/chat/completions", body)
+@pytest.mark.parametrize(
+    ("route", "conversation"),
+    [("chat/completions", {"messages": [{"role": "user", "content": "a"}]}), ("responses", {"input": "a"})],
+)
+def test_a_value_of_the_processor_that_the_model_lacks_is_status_400_with_its_field(server, route, conversation):
+    response = server.post(f"/v1/{route}", {**conversation, "mm_processor_kwargs": {"do_pan_and_scan": True}})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "mm_processor_kwargs.do_pan_and_scan")

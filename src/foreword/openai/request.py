@@ -334,6 +334,11 @@ def template_variables(fields: Fields) -> dict[str, Any]:
     return wanted
 
 
+def image_processing(fields: Fields) -> dict[str, Any] | None:
+    """Return ``mm_processor_kwargs``: values of the model's processor of images; None if there are none."""
+    return fields.take("mm_processor_kwargs", OBJECT) or None
+
+
 def _chat_options(fields: Fields) -> ChatOptions:
     """Return the options of a chat: tools, and the variables of the chat template."""
     choice = fields.take("tool_choice", either(CHOICES, OBJECT), "auto")
@@ -345,7 +350,7 @@ def _chat_options(fields: Fields) -> ChatOptions:
         add_generation_prompt=fields.take("add_generation_prompt", BOOLEAN, True),
         template=template_variables(fields),
         reasoning_effort=fields.take("reasoning_effort", EFFORT),
-        mm_processor_kwargs=fields.take("mm_processor_kwargs", OBJECT) or None,
+        mm_processor_kwargs=image_processing(fields),
     )
 
 

@@ -28,6 +28,7 @@ from foreword.openai.request import (
     OF_TEMPLATE,
     ChatRequest,
     Suggested,
+    image_processing,
     limit_of,
     named_choice,
     object_asked,
@@ -116,6 +117,7 @@ def parse_responses(
         parallel_tool_calls=fields.take("parallel_tool_calls", BOOLEAN, True),
         template=template_variables(fields),
         reasoning_effort=effort,
+        mm_processor_kwargs=image_processing(fields),
     )
     names = {"max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort", **OF_TEMPLATE}
     params = params_of(names, **sampling, max_tokens=limit_of(fields, "max_output_tokens", suggested.get("max_tokens")))

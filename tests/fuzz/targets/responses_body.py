@@ -26,6 +26,7 @@ BODY = {
     "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}},
     "stream": True, "stream_options": {"include_obfuscation": False}, "truncation": "disabled", "top_k": 3, "seed": 1,
     "priority": 1, "cache_salt": "s", "chat_template_kwargs": {"x": 1}, "user": "u", "reasoning": {"effort": None},
+    "mm_processor_kwargs": {"max_pixels": 9},
 }  # fmt: skip
 PLAIN = {"input": "one", "tools": BODY["tools"]}
 
