@@ -217,6 +217,14 @@ def test_rotary_parameters_are_computed_or_refused(tmp_path, kind):
         ("gemma3", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping = 2.0 is not supported"),
         ("phi3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear' is not supported"),
         ("mixtral", {"norm_topk_prob": False}, "norm_topk_prob = False is not supported"),
+        *(
+            (
+                name,
+                {"layer_types": ["full_attention"] * 4, "sliding_window": 3, "use_sliding_window": True},
+                r"layer_types = .* is not supported",
+            )
+            for name in ("mistral", "mixtral", "ministral3", "phi3", "starcoder2", "qwen3-moe")
+        ),
     ],
 )
 def test_what_the_reference_of_a_family_does_not_compute_is_refused(tmp_path, name, changes, message):

@@ -39,6 +39,7 @@ MORE = {"partial_rotary_factor": [0.5], "is_causal": [False], "attention_bias": 
         "norm_topk_prob": [True, False], "attn_logit_softcapping": [2.0], "final_logit_softcapping": [1.5],
         "query_pre_attn_scalar": [3], "head_dim": [16], "logit_scale": [2.0], "tie_word_embeddings": [True, False],
         "rope_theta": [77.0], "sliding_window": [3], "use_sliding_window": [True]}  # fmt: skip
+WINDOWS = {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 2}
 OTHERS = {"vocab_size", "architectures", "model_type", *WITHOUT_EFFECT}
 TEXT = np.random.default_rng(3).integers(3, 40, 14).tolist()
 
@@ -60,7 +61,7 @@ def other_values(key, value):
 
 
 def changes(config):
-    """Configurations that differ in one key, and with other rotary parameters in both forms."""
+    """Configurations that differ in one key, and with windows and other rotary parameters in both forms."""
     known = {**REFERENCE["families"][config["model_type"]]["defaults"], **config}
     for key, value in known.items():
         for other in [*other_values(key, value), *MORE.get(key, ())]:
@@ -68,6 +69,9 @@ def changes(config):
                 yield {**config, key: other}
     for key in MORE.keys() - known.keys():
         yield from ({**config, key: value} for value in MORE[key])
+    types = ["full_attention" if i % 2 else "sliding_attention" for i in range(config.get("num_hidden_layers", 4))]
+    for windows in ({"layer_types": None}, {"layer_types": types}):
+        yield {**config, **WINDOWS, **windows}
     older = {key: value for key, value in config.items() if key != "rope_parameters"}
     # OLMo 3 in transformers reads an older rope_theta for its full layers alone.
     theta = 500_000.0 if config["model_type"] == "olmo3" else 500.0

@@ -310,6 +310,17 @@ def windows(config: Config, sliding: Callable[[int], bool]) -> tuple[int | None,
     return tuple(window if slide else None for slide in slides)
 
 
+def same_window(config: Config, *, slides: bool = True) -> int | None:
+    """Return the sliding window of all layers, which is that of the config if ``slides``. Raise ModelError for
+    ``layer_types`` that say otherwise: the reference implementations of these families do not read the key.
+    """
+    spans = windows(config, lambda i: slides)
+    wanted = config.optional("sliding_window", int) if slides else None
+    if any(span != (wanted or None) for span in spans):
+        raise config.refused("layer_types", config.sequence("layer_types"))
+    return spans[0]
+
+
 def experts(config: Config, *, shared: bool = False) -> MoeSpec:
     """Return the experts of all layers. shared: with one that every token uses."""
     is_local = config.value("num_experts") is None and config.value("num_local_experts") is not None

@@ -18,6 +18,7 @@ from foreword.models.families.base import (
     experts,
     num_layers,
     rope,
+    same_window,
     windows,
 )
 from foreword.models.keys import Key, only, table
@@ -31,13 +32,13 @@ def llama(config: Config) -> DecoderSpec:
 
 
 def mistral(config: Config) -> DecoderSpec:
-    rotary = rope(config)
-    return decoder(config, "mistral", tuple(LayerSpec(rotary, w) for w in windows(config, lambda i: True)))
+    return decoder(config, "mistral", (LayerSpec(rope(config), same_window(config)),) * num_layers(config))
 
 
 def ministral(config: Config) -> DecoderSpec:
     """Return the spec of Ministral of 2024, which is Mistral with layers that may differ in their windows."""
-    return replace(mistral(config), architecture="ministral")
+    rotary = rope(config)
+    return decoder(config, "ministral", tuple(LayerSpec(rotary, w) for w in windows(config, lambda i: True)))
 
 
 def cwm(config: Config) -> DecoderSpec:
@@ -59,8 +60,8 @@ def helium(config: Config) -> DecoderSpec:
 
 
 def mixtral(config: Config) -> DecoderSpec:
-    rotary, moe = rope(config), experts(config)
-    return decoder(config, "mixtral", tuple(LayerSpec(rotary, w, moe) for w in windows(config, lambda i: True)))
+    layer = LayerSpec(rope(config), same_window(config), experts(config))
+    return decoder(config, "mixtral", (layer,) * num_layers(config))
 
 
 def ernie4_5(config: Config) -> DecoderSpec:
@@ -79,7 +80,9 @@ def seed_oss(config: Config) -> DecoderSpec:
 
 
 def smollm3(config: Config) -> DecoderSpec:
-    """Return a spec in which every fourth layer has no rotary embedding, or those with a 0 in ``no_rope_layers``."""
+    """Return a spec in which every fourth layer has no rotary embedding, or those with a 0 in ``no_rope_layers``.
+    With ``use_sliding_window`` these layers have the window.
+    """
     rotary, count = rope(config), num_layers(config)
     every = config.size("no_rope_layer_interval")
     flags = config.sequence("no_rope_layers")
@@ -88,7 +91,7 @@ def smollm3(config: Config) -> DecoderSpec:
     if len(flags) != count or not all(isinstance(flag, int) and flag in (0, 1) for flag in flags):
         raise config.error(f"no_rope_layers {flags!r:.80} is not {count} of 0 and 1", USE_ITS_CONFIG)
     slides = config.get("use_sliding_window", bool)
-    spans = windows(config, lambda i: slides)
+    spans = windows(config, lambda i: slides and not flags[i])
     layers = tuple(LayerSpec(rotary if flag else None, w) for flag, w in zip(flags, spans, strict=True))
     return decoder(config, "smollm3", layers)
 

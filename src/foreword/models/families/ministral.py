@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import BIASES, DECODER, HIDDEN_ACT, WINDOWS, Family, decoder, rope, windows
+from foreword.models.families.base import (
+    BIASES,
+    DECODER,
+    HIDDEN_ACT,
+    WINDOWS,
+    Family,
+    decoder,
+    num_layers,
+    rope,
+    same_window,
+)
 from foreword.models.keys import Key, table
 from foreword.models.rope import rope_parameters
 from foreword.models.spec import DecoderSpec, LayerSpec, QueryGrowth
@@ -23,9 +33,8 @@ _GGUF_GROWTH, _GGUF_LENGTH = "*.attention.temperature_scale", "*.attention.tempe
 def ministral3(config: Config) -> DecoderSpec:
     """Return a spec whose factor of queries changes at multiples of the length before the context was extended."""
     config, growth = _growing(config)
-    rotary = rope(config)
-    layers = (LayerSpec(rotary, window, query_growth=growth) for window in windows(config, lambda i: True))
-    return decoder(config, "ministral3", tuple(layers))
+    layer = LayerSpec(rope(config), same_window(config), query_growth=growth)
+    return decoder(config, "ministral3", (layer,) * num_layers(config))
 
 
 def _growing(config: Config) -> tuple[Config, QueryGrowth | None]:

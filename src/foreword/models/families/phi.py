@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from foreword.models.config import Config
-from foreword.models.families.base import BIASES, DECODER, HIDDEN_ACT, WINDOWS, Family, Rows, decoder, rope, windows
+from foreword.models.families.base import (
+    BIASES,
+    DECODER,
+    HIDDEN_ACT,
+    WINDOWS,
+    Family,
+    Rows,
+    decoder,
+    num_layers,
+    rope,
+    same_window,
+)
 from foreword.models.keys import table
 from foreword.models.rope import PARTIAL_ROTARY, rope_parameters
 from foreword.models.spec import DecoderSpec, LayerSpec
@@ -16,8 +27,7 @@ def phi3(config: Config) -> DecoderSpec:
     kind = rope_parameters(config).get("rope_type", "default")
     if not config.prefix and kind not in ("default", "longrope"):
         raise config.error(f"rope_type {kind!r:.80} is not supported", "Use a model with default or longrope")
-    rotary = rope(config)
-    return decoder(config, "phi3", tuple(LayerSpec(rotary, w) for w in windows(config, lambda i: True)))
+    return decoder(config, "phi3", (LayerSpec(rope(config), same_window(config)),) * num_layers(config))
 
 
 def fused(spec: DecoderSpec) -> Mapping[str, Rows]:

@@ -22,25 +22,23 @@ from foreword.models.families.base import (
     decoder,
     experts,
     rope,
+    same_window,
     sparse_layers,
     windows,
 )
-from foreword.models.keys import Key, table
+from foreword.models.keys import Key, only, table
 from foreword.models.rope import ROTARY_SECTIONS, with_sections
-from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
+from foreword.models.spec import DecoderSpec, LayerSpec
 
 
-def _layers(config: Config, moe: MoeSpec | None = None, *, interleaved: bool = False) -> tuple[LayerSpec, ...]:
+def _layers(config: Config, *, interleaved: bool = False) -> tuple[LayerSpec, ...]:
     """Return the layers: those from ``max_window_layers`` on have a window if ``use_sliding_window``.
 
-    moe: the experts of sparse layers. interleaved: the order of the components of rotary positions, see
-    `with_sections`.
+    interleaved: the order of the components of rotary positions, see `with_sections`.
     """
     rotary, first = rope(with_sections(config, interleaved=interleaved)), config.get("max_window_layers", int)
     slides = config.get("use_sliding_window", bool)
-    spans = windows(config, lambda i: slides and i >= first)
-    sparse = sparse_layers(config, moe) if moe else [None] * len(spans)
-    return tuple(LayerSpec(rotary, window, own) for window, own in zip(spans, sparse, strict=True))
+    return tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: slides and i >= first))
 
 
 _CLASS = re.compile(r"(?:.+--)?([^.]+\.[^.]+)")
@@ -62,8 +60,13 @@ def qwen2(config: Config) -> DecoderSpec:
 
 
 def qwen2_moe(config: Config) -> DecoderSpec:
-    moe = experts(config, shared=True)
-    return decoder(config, "qwen2_moe", _layers(config, moe), qkv_bias=config.get("qkv_bias", bool))
+    """Return a spec in which every second layer below ``max_window_layers`` may have a window."""
+    rotary, end = rope(config), config.get("max_window_layers", int)
+    slides = config.get("use_sliding_window", bool)
+    spans = windows(config, lambda i: slides and i % 2 == 0 and i < end)
+    sparse = sparse_layers(config, experts(config, shared=True))
+    layers = tuple(LayerSpec(rotary, window, moe) for window, moe in zip(spans, sparse, strict=True))
+    return decoder(config, "qwen2_moe", layers, qkv_bias=config.get("qkv_bias", bool))
 
 
 def qwen3(config: Config) -> DecoderSpec:
@@ -71,7 +74,11 @@ def qwen3(config: Config) -> DecoderSpec:
 
 
 def qwen3_moe(config: Config) -> DecoderSpec:
-    return decoder(config, "qwen3_moe", _layers(config, experts(config), interleaved=True), qk_norm=True)
+    """Return a spec in which all layers have a window, or none."""
+    rotary = rope(with_sections(config, interleaved=True))
+    window = same_window(config, slides=config.get("use_sliding_window", bool))
+    layers = tuple(LayerSpec(rotary, window, moe) for moe in sparse_layers(config, experts(config)))
+    return decoder(config, "qwen3_moe", layers, qk_norm=True)
 
 
 _QWEN2 = (*DECODER, CAUSAL_OR_NOT, HIDDEN_ACT, *WINDOWS, Key("use_sliding_window", False), Key("max_window_layers", 28))
@@ -113,7 +120,7 @@ FAMILIES = {
         "Qwen3-VL with experts, its decoder",
         qwen3_moe,
         table(
-            *(_QWEN3, NORMED_EXPERTS, SPARSE_LAYERS),
+            *(_QWEN3, NORMED_EXPERTS, SPARSE_LAYERS, [only("use_sliding_window", False)]),
             num_experts_per_tok=4,
             moe_intermediate_size=1408,
             tie_word_embeddings=True,

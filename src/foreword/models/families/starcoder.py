@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from foreword.models.config import Config
-from foreword.models.families.base import DECODER, HIDDEN_ACT, WINDOWS, Family, decoder, rope, windows
+from foreword.models.families.base import DECODER, HIDDEN_ACT, WINDOWS, Family, decoder, num_layers, rope, same_window
 from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def starcoder2(config: Config) -> DecoderSpec:
-    rotary = rope(config)
-    layers = tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: True))
+    layers = (LayerSpec(rope(config), same_window(config)),) * num_layers(config)
     biases: dict[str, Any] = {name: config.get("use_bias", bool) for name in ("qkv_bias", "o_bias", "mlp_bias")}
     return decoder(config, "starcoder2", layers, eps="norm_epsilon", layer_norm=True, gated_mlp=False, **biases)
 
