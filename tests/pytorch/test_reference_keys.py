@@ -4,8 +4,10 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
+from foreword.models.families import TEXT_MODELS
 from models.reference_keys import families
 from models.test_model_keys import ALL, undeclared
+from transformers_coverage.not_native import NOT_NATIVE
 
 LACKED = {"minicpm"}  # by transformers
 
@@ -19,3 +21,8 @@ def test_every_key_of_the_installed_transformers_is_declared(model_type):
 
 def test_transformers_has_every_family_but_one():
     assert {name for name in ALL if name not in transformers.CONFIG_MAPPING} == LACKED
+
+
+def test_every_causal_type_of_the_installed_transformers_is_native_or_has_a_reason_why_not():
+    types = {config.model_type for config in transformers.MODEL_FOR_CAUSAL_LM_MAPPING}
+    assert types <= {*ALL, *TEXT_MODELS, *NOT_NATIVE}

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from docpages.marks import with_table
 from foreword.models.families import FAMILIES, TEXT_MODELS
+from transformers_coverage.not_native import NOT_NATIVE
 
 RECORD = Path(__file__).resolve().parents[2] / "tools" / "transformers_coverage" / "coverage.json"
-HEAD = "type", "native", "executor `transformers`", "reason"
+HEAD = "type", "native", "executor `transformers`", "reason why not with paged attention"
 TEXT = """# Causal types of transformers
 
 This table lists every type of causal language models in transformers {version}. It says whether Foreword has its own
@@ -19,17 +20,20 @@ implementation ([Models](models.md)), and how the executor `transformers` runs t
 
 - {native} of {all} run natively, {run} on the executor `transformers` ({paged} with paged attention, {own} with a cache
   of their own), {neither} in neither way.
+- *Native* says why Foreword has no implementation of its own. The reasons are a table in
+  `tools/transformers_coverage/not_native.py`.
 - With *own cache*, each request has a cache object of the model's own class, which [differs from paged
   attention](transformers.md#caches-of-models).
-- *Reason* says why paged attention cannot serve the type, and in a row with "no" also why a cache of its own cannot.
+- The last column says why paged attention cannot serve the type, and in a row with "no" also why a cache of its own
+  cannot.
 - Types of encoder–decoders are tried as decoders alone, such as `BartForCausalLM`. [This
   section](transformers.md#encoderdecoders) names those that run as encoder–decoders.
 - A reason that begins with "error" is an error of the tiny model that the check makes, not of Foreword.
 
 `make transformers` makes a tiny random model of each type, serves it with chunks, mixed steps, more requests than there
 is memory for, and cached prefixes, and compares the log-probability of every token with the model's own eager forward
-pass in float32. It fails if a type does not run as this page says. `python tools/transformers_coverage/check.py
---write` and `make pages` write the page.
+pass in float32. It fails if a type does not run as this page says, or has neither a native implementation nor a reason.
+`python tools/transformers_coverage/check.py --write` and `make pages` write the page.
 
 <!-- types -->
 <!-- /types -->
@@ -56,4 +60,4 @@ def page() -> str:
 def _rows(types: dict[str, dict[str, str]], native: set[str]) -> Iterator[tuple[str, ...]]:
     for name, result in sorted(types.items()):
         reason = result["reason"].replace("|", r"\|").rstrip(":")
-        yield f"`{name}`", "yes" if name in native else "–", result["runs"], reason or "–"
+        yield f"`{name}`", "yes" if name in native else f"no: {NOT_NATIVE[name]}", result["runs"], reason or "–"

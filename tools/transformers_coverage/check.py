@@ -5,8 +5,9 @@
     python tools/transformers_coverage/check.py --write    record what runs, for the page that `make pages` writes
 
 A type that runs in coverage.json and does not run here, or runs with a cache of its own where it had paged attention,
-fails the check. Prompts in chunks, mixed steps, requests that are preempted and prompts with cached prefixes: each
-token's log-probability is compared with an eager forward pass.
+fails the check, and so does a type that is neither native nor in the table of not_native.py. Prompts in chunks, mixed
+steps, requests that are preempted and prompts with cached prefixes: each token's log-probability is compared with an
+eager forward pass.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from not_native import NOT_NATIVE
 from tiny import VOCAB_SIZE, causal_types, tiny_model
 from transformers import PreTrainedModel
 
@@ -37,6 +39,7 @@ from foreword.executors.transformers.model import served
 from foreword.executors.transformers.own_cache import OwnCacheExecutor, OwnCacheTrace
 from foreword.executors.transformers.trace import Trace
 from foreword.executors.transformers.verify import Inputs
+from foreword.models.families import FAMILIES, TEXT_MODELS
 from foreword.scheduler import SchedulerConfig
 
 HERE = Path(__file__).resolve().parent
@@ -54,6 +57,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     types = options.types or causal_types()
+    if unexplained := set(types) - {*FAMILIES, *TEXT_MODELS, *NOT_NATIVE}:
+        sys.exit(f"neither native nor with a reason in not_native.py: {', '.join(sorted(unexplained))}")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         found = {}
         for model_type, result in zip(types, pool.map(checked, types), strict=True):

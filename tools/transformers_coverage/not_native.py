@@ -1,0 +1,47 @@
+"""Why a causal type of transformers has no native implementation: one table, of which the page of all types is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_REASONS: Mapping[str, str] = {
+    "the decoder of an encoder–decoder": """
+        bart bigbird_pegasus blenderbot blenderbot-small marian mbart musicgen musicgen_melody mvp pegasus plbart
+        prophetnet trocr whisper""",
+    "an encoder, which is used as a decoder": """
+        bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
+        roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod""",
+    "positions are not rotary: learned, sinusoidal, relative, or biases of attention": """
+        biogpt bloom cpmant ctrl gpt2 gpt_bigcode gpt_neo mpt openai-gpt opt reformer xglm xlm xlnet""",
+    "attention and MLP read the same input, and the sum of both is added": """
+        codegen cohere cohere2 cohere2_moe cohere_compass_text falcon gpt_neox gpt_neox_japanese gptj phi""",
+    "sparse attention: an indexer chooses the keys that a query sees": """
+        axk2 deepseek_v32 deepseek_v4 dots3_note dots3_note_text glm_moe_dsa hy_v4 minimax_m3_vl_text qwen4_exp
+        qwen4_exp_text""",
+    "layers whose state is not that of Mamba 2, of the gated delta rule or of a short convolution": """
+        bailing_hybrid falcon_mamba jamba kimi_linear lfm3 mamba minimax olmo_hybrid recurrent_gemma rwkv xlstm zamba
+        zaya""",
+    "convolutions inside attention": "inkling2_text inkling_text",
+    "no layer has attention": "mamba2",
+    "one attention layer, whose weights several places of the model share": "zamba2",
+    "runs behind an encoder of images or sounds": """
+        emu3 fuyu git got_ocr2 mllama moshi moss_transcribe_diarize phi4_multimodal""",
+    "reads the keys and values of another model": "gemma4_assistant gemma4_unified_assistant",
+    "attention of another form: of two softmaxes, with masks that it computes, or routed to heads": """
+        diffllama doge jetmoe""",
+    "layers run several times for a token": "hrm_text",
+    "queries and keys are normalised after their rotation": "hunyuan_v1_dense hunyuan_v1_moe nanochat",
+    "heads differ in number between layers, or are gated one by one": "beam laguna",
+    "values have another size than keys": "mimo_v2_flash",
+    "norms of another form: without weights, of half of the MLP, or LayerNorm beside RMSNorm": """
+        bitnet modernbert-decoder olmo persimmon""",
+    "an activation that no kernel computes": "apertus",
+    "experts of another form: chosen in two rounds, empty, or with values limited before attention": """
+        dbrx longcat_flash phimoe""",
+    "tokens are groups of bytes": "blt",
+    "no family reads its files yet; a `DecoderSpec` can describe its layers": """
+        afmoe aria_text axk1 dots1 exaone_moe flex_olmo flint granite_swa granitemoe_swa hy_v3 hyperclovax internlm3
+        iquestcoder jais2 kolibri1 mellum minimax_m2 solar_open vaultgemma youtu""",
+}
+NOT_NATIVE: Mapping[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+"""By type. A type has a reason here or a family, never both."""
