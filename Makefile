@@ -199,9 +199,11 @@ build/deploy-env: tools/locked/deploy.txt $(BIN)/python  ## the programs that ch
 	$@/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r $<
 	@touch $@
 
+# apt-get reads lists of packages that it fetches here: a fresh machine has none, and only root may write its own.
+APT = apt-get --quiet -oDir::State::lists=$(CURDIR)/build/promtool/lists -oDir::Cache=$(CURDIR)/build/promtool
 build/promtool/usr/bin/promtool:  ## of Debian's or Ubuntu's package of Prometheus, which is unpacked and not installed
-	mkdir -p build/promtool
-	cd build/promtool && apt-get download --quiet prometheus && dpkg-deb -x prometheus_*.deb .
+	mkdir -p build/promtool/lists/partial build/promtool/archives/partial
+	cd build/promtool && $(APT) update >lists/log && $(APT) download prometheus && dpkg-deb -x prometheus_*.deb .
 
 PROMTOOL = $(or $(shell command -v promtool),build/promtool/usr/bin/promtool)
 deploy-check: build/deploy-env $(PROMTOOL)  ## workflows, container, manifests, unit and alerts, each by a program for its kind
