@@ -35,9 +35,10 @@ std::vector<std::string> isa_names() {
 }
 
 size_t kv_bytes(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
-                int head_dim, const Integers &recurrent, const MoreHeads &more_heads) {
-  return KVCache::bytes(
-      kv_config(format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent, more_heads));
+                int head_dim, const Integers &recurrent, const MoreHeads &more_heads, int num_states,
+                int num_state_slots) {
+  return KVCache::bytes(kv_config(format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent,
+                                  more_heads, num_states, num_state_slots));
 }
 
 void bind_model(nb::module_ &m) {
@@ -59,7 +60,8 @@ void bind_model(nb::module_ &m) {
              bool joint_qk_norm, bool layer_norm, double gate_alpha, double gate_limit,
              const Integers &latent, double latent_eps, int num_groups, int num_slots, int num_blocks, int block_size,
              const std::string &kv_format, const std::string &isa, int num_threads,
-             const Integers &recurrent, const CpuGroups &cpu_groups, const MoreHeads &more_heads) {
+             const Integers &recurrent, const CpuGroups &cpu_groups, const MoreHeads &more_heads, int num_states,
+             int num_state_slots) {
             const ModelConfig config{hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, num_groups,
                                      float(norm_eps), float(query_scale), float(embedding_scale),
                                      by_name(kGates, activation, "activation"), float(attn_softcap),
@@ -68,7 +70,8 @@ void bind_model(nb::module_ &m) {
                                      latent_config(latent, latent_eps)};
             new (self) CpuModel(
                 config,
-                kv_config(kv_format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent, more_heads),
+                kv_config(kv_format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent, more_heads,
+                          num_states, num_state_slots),
                 isa, num_threads, cpu_groups);
           },
           nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "vocab_size"_a, "norm_eps"_a,
@@ -76,7 +79,8 @@ void bind_model(nb::module_ &m) {
           "gate_scale"_a = 1., "logit_scale"_a = 1., "joint_qk_norm"_a = false, "layer_norm"_a = false,
           "gate_alpha"_a = 0., "gate_limit"_a = 0., "latent"_a = Integers(), "latent_eps"_a = 0.,
           "num_groups"_a, "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a,
-          "recurrent"_a = Integers(), "cpu_groups"_a = CpuGroups{}, "more_heads"_a = MoreHeads{})
+          "recurrent"_a = Integers(), "cpu_groups"_a = CpuGroups{}, "more_heads"_a = MoreHeads{},
+          "num_states"_a = 0, "num_state_slots"_a = 0)
       .def("pack", &CpuModel::pack, "data"_a.noconvert(), "source"_a, "cols"_a, "format"_a, "exact"_a)
       .def("attach", &CpuModel::attach, "panels"_a.noconvert(), "rows"_a, "cols"_a, "format"_a, "exact"_a)
       .def("panels", &CpuModel::panels, "matrix"_a, "The packed form of a matrix, which attach() takes.")
@@ -102,6 +106,7 @@ void bind_model(nb::module_ &m) {
       .def("drop_lora", &CpuModel::drop_lora, "id"_a)
       .def("copy_blocks", &CpuModel::copy_blocks, "sources"_a.noconvert(), "destinations"_a.noconvert())
       .def_prop_ro("block_bytes", &CpuModel::block_bytes)
+      .def_prop_ro("state_bytes", &CpuModel::state_bytes)
       .def("read_blocks", &CpuModel::read_blocks, "blocks"_a.noconvert(), "data"_a.noconvert())
       .def("write_blocks", &CpuModel::write_blocks, "blocks"_a.noconvert(), "data"_a.noconvert())
       .def("touch_cache", &CpuModel::touch_cache)
@@ -123,7 +128,8 @@ void bind_kernels(nb::module_ &m) {
   bind_encoder(m);
   bind_sampling(m);
   m.def("kv_bytes", &kv_bytes, "kv_format"_a, "num_blocks"_a, "block_size"_a, "num_slots"_a, "num_kv_heads"_a,
-        "head_dim"_a, "recurrent"_a = Integers(), "more_heads"_a = MoreHeads{},
+        "head_dim"_a, "recurrent"_a = Integers(), "more_heads"_a = MoreHeads{}, "num_states"_a = 0,
+        "num_state_slots"_a = 0,
         "Bytes of a KV pool, computed without allocating it.");
   m.def("roofline", &roofline, "num_threads"_a, "isa"_a = "", "megabytes"_a = 256,
         "The instruction set, and with it the limits of this machine: peak operations and memory bytes per second.");

@@ -188,7 +188,8 @@ class CpuModel {
       throw std::invalid_argument("beside: the layer before has a mixer alone");
     }
     layer.group = integer(d, "group", 0, c.num_groups - 1);
-    layer.slot = integer(d, "slot", 0, model_.kv.config().num_slots - 1);
+    const KVConfig &kv = model_.kv.config();
+    layer.slot = integer(d, "slot", 0, (layer.recurrent ? kv.num_state_slots : kv.num_slots) - 1);
     int64_t &window = windows_[size_t(layer.group)];
     const bool is_recurrent = bool(layer.recurrent);
     const int64_t mask = layer.chunked ? layer.sliding_window | kChunked : layer.sliding_window;
@@ -340,21 +341,31 @@ class CpuModel {
   void copy_blocks(const Array1<int32_t> &sources, const Array1<int32_t> &destinations) {
     const std::vector<int32_t> from = checked_blocks(sources), to = checked_blocks(destinations);
     if (from.size() != to.size()) throw std::invalid_argument("sources and destinations differ in length");
+    for (size_t i = 0; i < from.size(); ++i) {
+      if (model_.kv.bytes_of(from[i]) != model_.kv.bytes_of(to[i])) {
+        throw std::invalid_argument("a block is copied to a state, or a state to a block");
+      }
+    }
     alone([&] { model_.kv.copy_blocks(from.data(), to.data(), int(from.size())); });
   }
 
-  size_t block_bytes() const { return model_.kv.block_bytes(); }
+  size_t block_bytes() const { return model_.kv.bytes_of(0); }
+  // Bytes of a state that is not in a block; 0 without such states.
+  size_t state_bytes() const {
+    const KVConfig &kv = model_.kv.config();
+    return kv.num_states ? model_.kv.bytes_of(kv.first_state()) : 0;
+  }
 
-  // Whole blocks as bytes [N, block_bytes], which `data` receives.
+  // Whole blocks, or states, as bytes [N, bytes of one], which `data` receives.
   void read_blocks(const Array1<int32_t> &blocks, const Bytes2 &data) {
     const std::vector<int32_t> kept = checked_blocks(blocks);
-    check_bytes(data.shape(0), data.shape(1), kept.size());
+    check_bytes(data.shape(0), data.shape(1), kept);
     alone([&] { model_.kv.read_blocks(kept.data(), int(kept.size()), data.data()); });
   }
 
   void write_blocks(const Array1<int32_t> &blocks, const Array2<uint8_t> &data) {
     const std::vector<int32_t> kept = checked_blocks(blocks);
-    check_bytes(data.shape(0), data.shape(1), kept.size());
+    check_bytes(data.shape(0), data.shape(1), kept);
     alone([&] { model_.kv.write_blocks(kept.data(), int(kept.size()), data.data()); });
   }
 
@@ -431,7 +442,7 @@ class CpuModel {
   std::vector<int32_t> checked_blocks(const Array1<int32_t> &ids) const {
     in_range(int64_t(ids.shape(0)), 0, INT32_MAX, "the number of blocks");
     std::vector<int32_t> kept = copied(ids);
-    for (const int32_t id : kept) in_range(id, 0, model_.kv.config().num_blocks - 1, "block");
+    for (const int32_t id : kept) in_range(id, 0, model_.kv.config().num_ids() - 1, "block");
     return kept;
   }
 
@@ -439,8 +450,10 @@ class CpuModel {
     return PanelView(matrix.panels, {matrix.panel_bytes * size_t(matrix.num_panels)}, nb::find(this));
   }
 
-  void check_bytes(size_t rows, size_t columns, size_t count) const {
-    if (rows != count || columns != block_bytes()) throw std::invalid_argument("data is not [blocks, block_bytes]");
+  void check_bytes(size_t rows, size_t columns, const std::vector<int32_t> &blocks) const {
+    bool fits = rows == blocks.size();
+    for (const int32_t id : blocks) fits = fits && columns == model_.kv.bytes_of(id);
+    if (!fits) throw std::invalid_argument("data is not [blocks, bytes of a block]");
   }
 
   // Rows of floats, `stride` apart, that the model owns.

@@ -160,8 +160,10 @@ inline RecurrentConfig recurrent_config(const nb::dict &d) {
 using MoreHeads = std::vector<std::tuple<int, int>>;
 
 inline KVConfig kv_config(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
-                          int head_dim, const nb::dict &recurrent, const MoreHeads &more_heads = {}) {
+                          int head_dim, const nb::dict &recurrent, const MoreHeads &more_heads = {},
+                          int num_states = 0, int num_state_slots = 0) {
   constexpr int kMost = INT32_MAX;
+  const bool has_states = nb::len(recurrent) > 0;
   auto padded = [](int dim) { return (dim + kTile - 1) / kTile * kTile; };
   std::vector<HeadShape> more;
   for (const auto &[count, dim] : more_heads) {
@@ -171,12 +173,14 @@ inline KVConfig kv_config(const std::string &format, int num_blocks, int block_s
   return {by_name(kKVFormats, format, "KV format"),
           in_range(num_blocks, 1, kMost, "num_blocks"),
           in_range(block_size, 1, kMost, "block_size"),
-          in_range(num_slots, 1, kMostSize, "num_slots"),
+          in_range(num_slots, has_states ? 0 : 1, kMostSize, "num_slots"),
           in_range(num_kv_heads, 1, kMostHeads, "num_kv_heads"),
           in_range(head_dim, 1, kMostSize, "head_dim"),
           padded(head_dim),
           recurrent_config(recurrent),
-          std::move(more)};
+          std::move(more),
+          in_range(num_states, 0, has_states ? kMost - num_blocks : 0, "num_states"),
+          in_range(num_state_slots, 0, kMostSize, "num_state_slots")};
 }
 
 }  // namespace foreword::kernels

@@ -13,82 +13,108 @@ size_t token_bytes(KVFormat format, const HeadShape &heads) {
   return size_t(heads.padded_dim) * element + (format == KVFormat::i8 ? sizeof(float) : 0);
 }
 
+// Bytes of a layer's keys and values in a block.
+size_t slot_bytes(const KVConfig &c) {
+  auto of_heads = [&](const HeadShape &of) {
+    return product(product(2 * token_bytes(c.format, of), size_t(c.block_size)), size_t(of.num_kv_heads));
+  };
+  size_t most = of_heads(c.heads());
+  for (const HeadShape &other : c.more_heads) most = std::max(most, of_heads(other));
+  return most;
+}
+
+size_t state_bytes(const KVConfig &c) {
+  if (!c.recurrent.num_heads) return 0;
+  return product(product(c.recurrent.state_floats(), sizeof(float)), size_t(c.num_state_slots));
+}
+
+size_t block_bytes(const KVConfig &c) {
+  const size_t keys = product(slot_bytes(c), size_t(c.num_slots));
+  return c.num_states ? keys : std::max(keys, state_bytes(c));
+}
+
+// Where states begin that are not in blocks, at a whole cache line. Throws std::bad_alloc for half of
+// the largest size, so that the sum with the states is a size, too.
+size_t states_at(const KVConfig &c) {
+  return (product(block_bytes(c), 2 * size_t(c.num_blocks)) / 2 + 63) / 64 * 64;
+}
+
 }  // namespace
 
-KVLayer KVCache::shape(const KVConfig &c, const HeadShape &heads) {
+size_t KVCache::bytes(const KVConfig &c) {
+  return states_at(c) + product(state_bytes(c), 2 * size_t(c.num_states)) / 2;
+}
+
+KVCache::KVCache(const KVConfig &config)
+    : config_(config),
+      slot_bytes_(slot_bytes(config)),
+      block_bytes_(block_bytes(config)),
+      state_bytes_(state_bytes(config)),
+      states_at_(states_at(config)),
+      memory_(bytes(config)) {}
+
+KVLayer KVCache::layer(int slot, const HeadShape &heads) const {
   KVLayer layer{};
-  layer.format = c.format;
-  layer.tiled = c.block_size % kTile == 0;
-  layer.block_size = c.block_size;
+  layer.format = config_.format;
+  layer.tiled = config_.block_size % kTile == 0;
+  layer.block_size = config_.block_size;
   layer.num_kv_heads = heads.num_kv_heads;
   layer.head_dim = heads.head_dim;
   layer.padded_dim = heads.padded_dim;
-  layer.token_bytes = token_bytes(c.format, heads);
+  layer.token_bytes = token_bytes(config_.format, heads);
   layer.tile_bytes = kTile * layer.token_bytes;
-  layer.head_stride = product(2 * layer.token_bytes, size_t(c.block_size));
-  auto of_block = [&](const HeadShape &of) {
-    return product(product(2 * token_bytes(c.format, of), size_t(c.block_size)), size_t(of.num_kv_heads));
-  };
-  layer.block_stride = of_block(c.heads());
-  for (const HeadShape &other : c.more_heads) layer.block_stride = std::max(layer.block_stride, of_block(other));
-  if (c.recurrent.num_heads) {
-    layer.block_stride = std::max(layer.block_stride, product(c.recurrent.state_floats(), sizeof(float)));
-  }
-  layer.block_stride = product(layer.block_stride, size_t(c.num_slots));
+  layer.head_stride = product(2 * layer.token_bytes, size_t(config_.block_size));
+  layer.block_stride = block_bytes_;
+  layer.base = memory_.data() + slot_bytes_ * size_t(slot);
   return layer;
 }
 
-size_t KVCache::bytes(const KVConfig &c) { return product(shape(c).block_stride, size_t(c.num_blocks)); }
-
-KVCache::KVCache(const KVConfig &config) : config_(config), memory_(bytes(config)) {}
-
-KVLayer KVCache::layer(int slot, const HeadShape &heads) const {
-  KVLayer layer = shape(config_, heads);
-  layer.base = memory_.data() + layer.block_stride / size_t(config_.num_slots) * size_t(slot);
-  return layer;
-}
-
-float *KVCache::state(int slot, int32_t block) const {
-  const KVLayer of = layer(slot);
-  return reinterpret_cast<float *>(of.base + size_t(block) * of.block_stride);
+float *KVCache::state(int slot, int32_t id) const {
+  return reinterpret_cast<float *>(block(id)) + config_.recurrent.state_floats() * size_t(slot);
 }
 
 void KVCache::copy_blocks(const int32_t *sources, const int32_t *destinations, int count) {
-  const size_t size = shape(config_).block_stride;
+  size_t total = 0;
+  for (int i = 0; i < count; ++i) total += bytes_of(sources[i]);
   Buffer<uint8_t> between;
-  between.reserve(product(size, size_t(count)));
-  for (int i = 0; i < count; ++i) std::memcpy(between.data() + size * size_t(i), block(sources[i]), size);
-  for (int i = 0; i < count; ++i) std::memcpy(block(destinations[i]), between.data() + size * size_t(i), size);
+  between.reserve(total);
+  read_blocks(sources, count, between.data());
+  write_blocks(destinations, count, between.data());
 }
 
 void KVCache::touch(int begin, int end, int head_begin, int head_end) {
-  constexpr size_t kPage = 4096;
-  const KVLayer of = shape(config_);
-  const size_t slot_bytes = of.block_stride / size_t(config_.num_slots), first = of.head_stride * size_t(head_begin);
-  const size_t last = head_end == config_.num_kv_heads ? slot_bytes : of.head_stride * size_t(head_end);
+  auto touch = [](uint8_t *from, uint8_t *to) {
+    constexpr size_t kPage = 4096;
+    if (from >= to) return;
+    for (volatile uint8_t *at = from; at < to; at += kPage) *at = *at;
+    volatile uint8_t *last = to - 1;
+    *last = *last;
+  };
+  const bool is_last = head_end == config_.num_kv_heads;
+  const size_t stride = layer(0).head_stride, first = stride * size_t(head_begin);
+  const size_t last = is_last ? slot_bytes_ : stride * size_t(head_end);
   for (int id = begin; id < end; ++id) {
-    for (int slot = 0; slot < config_.num_slots; ++slot) {
-      volatile uint8_t *bytes = block(id) + slot_bytes * size_t(slot);
-      for (size_t at = first; at < last; at += kPage) bytes[at] = bytes[at];
-      bytes[last - 1] = bytes[last - 1];
-    }
+    const size_t keys = id < config_.num_blocks ? slot_bytes_ * size_t(config_.num_slots) : 0;
+    for (size_t slot = 0; slot < keys; slot += slot_bytes_) touch(block(id) + slot + first, block(id) + slot + last);
+    if (is_last) touch(block(id) + keys, block(id) + bytes_of(id));
   }
 }
 
 void KVCache::read_blocks(const int32_t *blocks, int count, uint8_t *data) const {
-  const size_t size = block_bytes();
-  for (int i = 0; i < count; ++i) std::memcpy(data + size * size_t(i), block(blocks[i]), size);
+  for (int i = 0; i < count; data += bytes_of(blocks[i++])) std::memcpy(data, block(blocks[i]), bytes_of(blocks[i]));
 }
 
 void KVCache::write_blocks(const int32_t *blocks, int count, const uint8_t *data) {
-  const size_t size = block_bytes();
-  for (int i = 0; i < count; ++i) std::memcpy(block(blocks[i]), data + size * size_t(i), size);
+  for (int i = 0; i < count; data += bytes_of(blocks[i++])) std::memcpy(block(blocks[i]), data, bytes_of(blocks[i]));
 }
 
 void KVCache::zero_blocks(const int32_t *blocks, int count) {
-  for (int i = 0; i < count; ++i) std::memset(block(blocks[i]), 0, shape(config_).block_stride);
+  for (int i = 0; i < count; ++i) std::memset(block(blocks[i]), 0, bytes_of(blocks[i]));
 }
 
-uint8_t *KVCache::block(int32_t id) const { return memory_.data() + shape(config_).block_stride * size_t(id); }
+uint8_t *KVCache::block(int32_t id) const {
+  if (id < config_.num_blocks) return memory_.data() + block_bytes_ * size_t(id);
+  return memory_.data() + states_at_ + state_bytes_ * size_t(id - config_.num_blocks);
+}
 
 }  // namespace foreword::kernels

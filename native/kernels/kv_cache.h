@@ -1,5 +1,5 @@
-// The memory of keys, values and recurrent states: one pool of blocks, each with `num_slots` layers. A block's layers
-// are adjacent, so that the first request maps few (huge) pages.
+// The memory of keys and values, blocks with `num_slots` layers, and behind it that of recurrent states, with
+// `num_state_slots` layers each. A block's layers are adjacent, so that the first request maps few (huge) pages.
 #pragma once
 
 #include <vector>
@@ -19,10 +19,15 @@ struct HeadShape {
 struct KVConfig {
   KVFormat format;
   int num_blocks, block_size, num_slots, num_kv_heads, head_dim, padded_dim;
-  RecurrentConfig recurrent;  // a block also holds the states of one request in num_slots recurrent layers
+  RecurrentConfig recurrent;
   std::vector<HeadShape> more_heads = {};  // other shapes of some layers; a slot has room for the largest
+  // States of one request each, whose ids follow those of the blocks. 0: a block also holds such a state.
+  int num_states = 0;
+  int num_state_slots = 0;
 
   HeadShape heads() const { return {num_kv_heads, head_dim, padded_dim}; }
+  int num_ids() const { return num_blocks + num_states; }
+  int first_state() const { return num_states ? num_blocks : 0; }
 };
 
 class KVCache {
@@ -35,30 +40,28 @@ class KVCache {
   const KVConfig &config() const { return config_; }
   KVLayer layer(int slot) const { return layer(slot, config_.heads()); }
   KVLayer layer(int slot, const HeadShape &heads) const;
-  // The state of a recurrent layer in a block, recurrent.state_floats() floats.
-  float *state(int slot, int32_t block) const;
+  // The state of a recurrent layer, recurrent.state_floats() floats.
+  float *state(int slot, int32_t id) const;
   // See Mapping. Call it before anything is written.
   void use_small_pages() const { memory_.use_small_pages(); }
-  // Copies blocks in all layers, for copy on write. All sources are read before any destination
-  // is written.
+  // Copies blocks or states in all layers. All sources are read before any destination is written.
   void copy_blocks(const int32_t *sources, const int32_t *destinations, int count);
   // Writes to every page of the key heads [head_begin, head_end) of blocks [begin, end), in all layers, and changes
-  // nothing: the system provides the memory at the first write.
+  // nothing: the system provides the memory at the first write. States are written with the last head.
   void touch(int begin, int end, int head_begin, int head_end);
-  // Bytes of a block, all its layers.
-  size_t block_bytes() const { return shape(config_).block_stride; }
-  // Copies whole blocks to or from `data`, block_bytes() for each.
+  // Bytes of a block or a state, all its layers.
+  size_t bytes_of(int32_t id) const { return id < config_.num_blocks ? block_bytes_ : state_bytes_; }
+  // Copies whole blocks or states to or from `data`, bytes_of() for each.
   void read_blocks(const int32_t *blocks, int count, uint8_t *data) const;
   void write_blocks(const int32_t *blocks, int count, const uint8_t *data);
-  // Sets blocks in all layers to zero.
+  // Sets blocks or states in all layers to zero.
   void zero_blocks(const int32_t *blocks, int count);
 
  private:
-  static KVLayer shape(const KVConfig &config, const HeadShape &heads);
-  static KVLayer shape(const KVConfig &config) { return shape(config, config.heads()); }
   uint8_t *block(int32_t id) const;
 
   KVConfig config_;
+  size_t slot_bytes_, block_bytes_, state_bytes_, states_at_;
   Mapping memory_;
 };
 

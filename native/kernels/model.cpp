@@ -94,7 +94,7 @@ Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &is
 void Model::touch_cache() {
   pool.run([&](int thread) {
     const ThreadPool::Team &team = pool.team(thread);
-    const Share blocks = member_share(kv.config().num_blocks, team);
+    const Share blocks = member_share(kv.config().num_ids(), team);
     const Share heads = team_share(kv.config().num_kv_heads, pool, team.group);
     if (heads.begin < heads.end) kv.touch(blocks.begin, blocks.end, heads.begin, heads.end);
   });

@@ -55,15 +55,19 @@ class CacheMachine(RuleBasedStateMachine):
     A recurrent state is one more such slot: the first of its block.
     """
 
-    @initialize(kind=st.sampled_from(sorted(GROUPS)), blocks=st.integers(8, 20), mirrored=st.booleans())
-    def build(self, kind: str, blocks: int, mirrored: bool) -> None:
+    @initialize(
+        kind=st.sampled_from(sorted(GROUPS)), blocks=st.integers(8, 20), slots=st.integers(0, 9), mirrored=st.booleans()
+    )
+    def build(self, kind: str, blocks: int, slots: int, mirrored: bool) -> None:
         groups = GROUPS[kind]
+        num_states = slots if any(group.recurrent for group in groups) else 0
         self.states = RequestStates(max_num_reqs=4, max_model_len=M, vocab_size=3, kv_groups=groups)
         self.mirror = Mirror() if mirrored else None
-        self.cache = KVCacheManager(self.states, blocks, on_event=self.mirror)
+        self.cache = KVCacheManager(self.states, blocks, num_states=num_states, on_event=self.mirror)
         if self.mirror is not None:
             self.mirror.node_size = self.cache.tree.block_size
-        self.memory = [[[None] * (1 if g.recurrent else g.block_size) for _ in range(blocks)] for g in groups]
+        ids = range(blocks + num_states)
+        self.memory = [[[None] * (1 if g.recurrent else g.block_size) for _ in ids] for g in groups]
         self.kept: dict[int, list[tuple[int, list[int]]]] = {}  # row → copies of its state that are its own as yet
         self.count = 0
 
@@ -127,6 +131,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert hit.num_full == self.longest_hit(prompt)
         stop = min(len(prompt), hit.num_tokens + hit.cut(chunk))
         short = self.cache.blocks_to_admit(hit, stop) > self.cache.pool.num_free
+        short |= self.cache.states_to_admit(hit) > self.cache.state_pool.num_free
         self.count += 1
         name = str(self.count)
         if short:
@@ -154,15 +159,18 @@ class CacheMachine(RuleBasedStateMachine):
         rows = np.array([row], np.int32)
         known = computed + int(self.cache.cut_chunks(rows, np.array([computed]), np.array([known - computed]))[0])
         self.cache.free_expired(rows, np.array([computed]))
-        tables, free = self.states.block_tables, self.cache.pool.num_free
+        tables, free = self.states.block_tables, self.num_free()
         before = [int(t.num_blocks[row]) for t in tables]
         needed = [-(-known // t.tokens_per_block) for t in tables]
         grown = [max(pair) for pair in zip(before, needed, strict=True)]
-        fits = sum(grown) - sum(before) <= free
+        missing = [0, 0]
+        for apart, was, now in zip(self.cache.is_apart, before, grown, strict=True):
+            missing[apart] += now - was
+        fits = missing[0] <= free[0] and missing[1] <= free[1]
         assert self.cache.grow_to(rows, np.array([known])) == fits
         assert [int(t.num_blocks[row]) for t in tables] == (grown if fits else before)
         if not fits:
-            assert self.cache.pool.num_free == free
+            assert self.num_free() == free
             return
         copies = self.cache.keep_states(rows, np.array([computed]))
         if len(copies):
@@ -178,6 +186,19 @@ class CacheMachine(RuleBasedStateMachine):
         if data.draw(st.booleans()):
             self.cache.publish(row)
             self.published(row)
+
+    def num_free(self) -> tuple[int, int]:
+        return self.cache.pool.num_free, self.cache.state_pool.num_free
+
+    def num_used(self) -> int:
+        pools = {id(pool): pool for pool in (self.cache.pool, self.cache.state_pool)}
+        return sum(pool.num_used for pool in pools.values())
+
+    @rule()
+    def a_request_needs_the_slots_of_copies(self) -> None:
+        if self.cache.has_state_pool:
+            self.cache.num_free_states(self.cache.state_pool.num_free + 1)
+            self.kept.clear()
 
     @rule()
     def publish_states(self) -> None:
@@ -195,13 +216,13 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        assert self.cache.reset() == (self.cache.pool.num_used == 0)
+        assert self.cache.reset() == (self.num_used() == 0)
 
     @invariant()
     def references_are_owners(self) -> None:
         if not hasattr(self, "cache"):
             return
-        owners = np.zeros(self.cache.pool.num_blocks, np.int32)
+        owners = np.zeros(len(self.cache.pool.num_refs), np.int32)
         for table in self.states.block_tables:
             for name in self.states.req_ids:
                 row = self.states.row_of(name)
@@ -211,7 +232,10 @@ class CacheMachine(RuleBasedStateMachine):
             for _, blocks in own:
                 owners[blocks] += 1
         assert owners.tolist() == self.cache.pool.num_refs.tolist()
-        assert self.cache.pool.num_used == np.count_nonzero(owners)
+        assert self.num_used() == np.count_nonzero(owners)
+        for table, is_apart in zip(self.states.block_tables, self.cache.is_apart, strict=True):
+            held = table.table[table.table > 0]
+            assert ((held >= self.cache.pool.num_blocks) == is_apart).all()
 
     @invariant()
     def the_tree_holds_what_is_cached_and_nothing_else(self) -> None:
@@ -258,7 +282,7 @@ class CacheMachine(RuleBasedStateMachine):
             for name in self.states.req_ids:
                 self.cache.free(self.states.row_of(name))
                 self.states.remove_request(name)
-            assert self.cache.pool.num_used == 0
+            assert self.num_used() == 0
             assert self.cache.reset()
             assert len(self.cache.tree) == 0
 

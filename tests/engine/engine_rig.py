@@ -14,6 +14,7 @@ V = 30
 def make_engine(
     *,
     blocks: int = 65,
+    num_states: int = 0,
     M: int = 64,
     groups=None,
     executor=OracleExecutor,
@@ -30,11 +31,12 @@ def make_engine(
     settings |= {"check": "full"} | config
     groups = groups or [KVGroup(settings["block_size"])]
     return Engine(
-        executor(V, groups, blocks),
+        executor(V, groups, blocks, num_states) if num_states else executor(V, groups, blocks),
         vocab_size=V,
         max_model_len=M,
         kv_groups=groups,
         num_blocks=blocks,
+        num_states=num_states,
         config=engine_config(settings),
         tokenizer=LetterTokenizer(),
         eos_token_ids=eos,
@@ -57,7 +59,7 @@ def run(engine: Engine, max_steps: int = 5000) -> dict[str, RequestOutput]:
                 assert output.request_id not in outputs
                 outputs[output.request_id] = output
     assert not engine.has_work
-    assert engine.cache.pool.num_used == 0
+    assert engine.cache.pool.num_used == engine.cache.state_pool.num_used == 0
     return outputs
 
 
@@ -79,7 +81,7 @@ def run_through(engine: Engine, failure: type[Exception]) -> tuple[dict[str, lis
         except failure:
             failures += 1
     engine.close()
-    assert engine.cache.pool.num_used == 0
+    assert engine.cache.pool.num_used == engine.cache.state_pool.num_used == 0
     return done, failures
 
 

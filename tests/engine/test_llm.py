@@ -19,7 +19,6 @@ from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, EngineError, RequestError
 from foreword.models.families import FAMILIES
 from foreword.models.loader import LoadedModel
-from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec, weight_names
 from foreword.models.weights import float_tensor
 from foreword.sampling import BadLogitsError
@@ -215,17 +214,6 @@ def test_the_pool_of_one_request_has_room_for_its_drafts(speculation):
     limits = {"block_size": 1, "max_num_seqs": 1, "max_num_batched_tokens": 8, "speculation": speculation}
     engine = build_engine(load(tiny_model(), "numpy"), engine_config(limits))  # with windows: drafts hold blocks
     assert engine.states.max_num_draft_tokens == (12 if speculation else 8)
-
-
-def test_a_block_of_a_model_with_recurrent_layers_holds_a_state():
-    state = RecurrentSpec("mamba2", 2, 1, key_dim=6, value_dim=4, conv_kernel=3)  # 48 + 2 * 20 floats
-    spec = replace(tiny_model().spec, layers=(LayerSpec(None), LayerSpec(None, recurrent=state)))
-    size = pool_size(spec, engine_config({"block_size": 4, "max_num_seqs": 2}))
-    assert [(g.block_size, g.recurrent) for g in size.kv_groups] == [(12, False), (12, True)]
-    assert size.block_bytes == 12 * 2 * 4 * 4 >= 88 * 4
-    assert size.num_blocks == 1 + 2 * (6 + 1)
-    short = pool_size(spec, engine_config({"block_size": 4, "max_model_len": 6}))
-    assert (short.kv_groups[0].block_size, short.block_bytes) == (8, 88 * 4)
 
 
 def test_impossible_sizes_are_refused_with_what_would_work():

@@ -189,7 +189,13 @@ def test_sizes_of_models_and_pools():
         found.add_layer({"attn_norm": 0})
 
     assert calls(500, hybrid) == 0
-    assert _native.kv_bytes(**sizes, recurrent=recurrent | {"key_dim": 800}) > _native.kv_bytes(**sizes)
+    large, plain = {"recurrent": recurrent | {"key_dim": 800}, "num_state_slots": 2}, _native.kv_bytes(**sizes)
+    state = _native.kv_bytes(**sizes, **large, num_states=1) - plain  # beside the blocks, or in each of them
+    assert _native.kv_bytes(**sizes, **large, num_states=5) == plain + 5 * state
+    assert _native.kv_bytes(**sizes, **large) == sizes["num_blocks"] * state > plain
+    for wrong in ({"num_states": 1}, {"num_states": 2**31, **large}, {"num_slots": 0}):
+        with pytest.raises((ValueError, TypeError), match=r"num_states|num_slots|arguments"):
+            _native.kv_bytes(**{**sizes, **wrong})
     with pytest.raises(ValueError, match="num_key_heads"):
         _native.kv_bytes(**sizes, recurrent=recurrent | {"num_key_heads": 3})
     for wrong in ((0, "", 1), (1, "", 0), (1, "", -1), (1025, "", 1), (1, "mmx", 1)):

@@ -16,14 +16,16 @@ from foreword.executors.pool import batch_groups
 from models.running import EXECUTORS
 
 HYBRIDS = ("mamba2", "gated_delta", "short_conv", "single_parts")
-BLOCK_SIZE, NUM_BLOCKS = 16, 400
+BLOCK_SIZE, NUM_BLOCKS, NUM_STATES = 16, 400, 40
 every = pytest.mark.parametrize("kind", EXECUTORS)
 kinds = pytest.mark.parametrize("name", HYBRIDS)
 
 
-def executor_of(kind: str, spec, weights, num_blocks: int = NUM_BLOCKS):
+def executor_of(kind: str, spec, weights, num_blocks: int = NUM_BLOCKS, num_states: int = 0):
     threads = {"num_threads": 3} if kind == "native" else {}
-    return EXECUTORS[kind](spec, weights, num_blocks=num_blocks, block_size=BLOCK_SIZE, **threads)
+    return EXECUTORS[kind](
+        spec, weights, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_states=num_states, **threads
+    )
 
 
 def driver(kind: str, name: str, **options) -> Driver:
@@ -128,11 +130,12 @@ def prepared(run: Driver, drafts: dict[str, list[int]]):
 def engine_of(kind: str, name: str, *, num_blocks: int = NUM_BLOCKS, drafter=None, **config) -> Engine:
     spec = SPECS[name]
     return Engine(
-        executor_of(kind, spec, WEIGHTS[name], num_blocks),
+        executor_of(kind, spec, WEIGHTS[name], num_blocks, NUM_STATES),
         vocab_size=spec.vocab_size,
         max_model_len=120,
         kv_groups=batch_groups(spec, BLOCK_SIZE),
         num_blocks=num_blocks,
+        num_states=NUM_STATES,
         config=engine_config({"block_size": BLOCK_SIZE, "check": "full", **config}),
         drafter=drafter,
     )
@@ -177,7 +180,7 @@ def test_alone_in_a_crowd_in_chunks_and_after_preemption_the_tokens_are_equal(ki
     chunked = engine_of(kind, name, max_num_batched_tokens=9, async_scheduling=async_scheduling)
     assert tokens_of(run(chunked, prompts)) == want
     for caching in (False, True):
-        tight = engine_of(kind, name, num_blocks=14, prefix_caching=caching, async_scheduling=async_scheduling)
+        tight = engine_of(kind, name, num_blocks=13, prefix_caching=caching, async_scheduling=async_scheduling)
         preempted = run(tight, prompts)
         assert tokens_of(preempted) == want
         assert sum(output.metrics.num_preemptions for output in preempted.values())

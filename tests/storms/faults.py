@@ -225,7 +225,7 @@ def faulty_engine(scene: Scene, fault: Fault) -> tuple[Engine, FaultyTokenizer]:
     if scene.drafts == "drafter":
         parts["drafter"] = lambda states: drafter(states, fault)
     engine = scene.engine(
-        executor=FaultyExecutor(fault, V, GROUPS[scene.kind], scene.num_blocks),
+        executor=FaultyExecutor(fault, V, GROUPS[scene.kind], scene.num_blocks, scene.num_states),
         tokenizer=tokenizer,
         clock=clock,
         logits_processors=[lambda states: FaultyProcessor(states, fault)],

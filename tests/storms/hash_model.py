@@ -46,9 +46,10 @@ class HashExecutor(HostExecutor):
     block_layout = "hashes"
     empty_prefix, following = START, staticmethod(following)
 
-    def __init__(self, vocab_size: int, kv_groups: Sequence[KVGroup], num_blocks: int) -> None:
+    def __init__(self, vocab_size: int, kv_groups: Sequence[KVGroup], num_blocks: int, num_states: int = 0) -> None:
         super().__init__()
-        self.groups = kv_groups
+        self.groups, self.num_states = kv_groups, num_states
+        num_blocks += num_states
         self.table = logits_table(vocab_size)
         self.prefixes = [np.zeros((num_blocks, g.block_size), np.uint64) for g in kv_groups]
         self.tokens = [np.full((num_blocks, g.block_size), -1, np.int32) for g in kv_groups]
@@ -64,6 +65,10 @@ class HashExecutor(HostExecutor):
     @property
     def block_bytes(self) -> int:
         return sum(12 * group.block_size for group in self.groups)
+
+    @property
+    def state_bytes(self) -> int:
+        return self.block_bytes if self.num_states else 0
 
     def read_blocks(self, blocks: np.ndarray) -> np.ndarray:
         return np.concatenate([memory[blocks].view(np.uint8) for memory in (*self.prefixes, *self.tokens)], axis=1)

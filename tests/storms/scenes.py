@@ -44,13 +44,16 @@ RECORDINGS = TemporaryDirectory(prefix="foreword-storm-")
 
 @dataclass(frozen=True)
 class Scene:
-    """An engine's configuration. kind: a key of GROUPS; drafts: a key of DRAFTS; options: of `EngineConfig`."""
+    """An engine's configuration. kind: a key of GROUPS; drafts: a key of DRAFTS; options: of `EngineConfig`.
+    num_states: slots of recurrent states; 0: they are in blocks.
+    """
 
     kind: str
     drafts: str
     num_blocks: int
     options: dict[str, Any]
     max_model_len: int = M
+    num_states: int = 0
 
     @classmethod
     def choose(cls, random: Random, *, async_scheduling: bool) -> Scene:
@@ -70,24 +73,26 @@ class Scene:
                 "long_prefill_threshold": random.choice([0, 0, 5]),
                 "check": "full" if random.random() < 0.12 else "off",
             },
+            num_states=random.choice([0, 1, 3, 12, 40]) if any(g.recurrent for g in GROUPS[kind]) else 0,
         )
 
     def __str__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-        return f"{self.kind}, {self.drafts}, num_blocks={self.num_blocks}, {options}"
+        return f"{self.kind}, {self.drafts}, num_blocks={self.num_blocks}, num_states={self.num_states}, {options}"
 
     def engine(self, **parts: Any) -> Engine:
         """parts: further arguments of `Engine`."""
         groups = GROUPS[self.kind]
         if self.drafts == "drafter":
             parts.setdefault("drafter", HalfRight)
-        parts.setdefault("executor", HashExecutor(V, groups, self.num_blocks))
+        parts.setdefault("executor", HashExecutor(V, groups, self.num_blocks, self.num_states))
         parts.setdefault("tokenizer", LetterTokenizer())
         return Engine(
             vocab_size=V,
             max_model_len=self.max_model_len,
             kv_groups=groups,
             num_blocks=self.num_blocks,
+            num_states=self.num_states,
             config=engine_config(
                 {"watermark": 0.0, "speculation": DRAFTS[self.drafts], "flight_folder": RECORDINGS.name} | self.options
             ),
@@ -243,6 +248,7 @@ def check_idle(engine: Engine) -> None:
         ("requests", engine.num_unfinished),
         ("used blocks", pool.num_used),
         ("blocks with references", np.flatnonzero(pool.num_refs[1:]).tolist()),
+        ("used states", engine.cache.state_pool.num_used),
         ("missing free blocks", pool.num_blocks - 1 - pool.num_free),
         ("state rows", len(states) or np.flatnonzero(states.live).tolist()),
         ("running rows", scheduler.running.rows.tolist()),
@@ -260,7 +266,8 @@ def check_pool(engine: Engine) -> None:
         raise Violation("reset refused", "the engine is idle")
     if pool.is_cached.any() or len(engine.cache.tree):
         raise Violation("content after a reset")
-    blocks = pool.allocate(pool.num_free)
-    if sorted(blocks.tolist()) != list(range(1, pool.num_blocks)):
-        raise Violation("free blocks are not all blocks", sorted(blocks.tolist()))
-    pool.free(blocks)
+    for own in (pool, engine.cache.state_pool):
+        blocks = own.allocate(own.num_free)
+        if len(set(blocks.tolist())) != own.num_blocks - (own is pool):
+            raise Violation("free blocks are not all blocks", sorted(blocks.tolist()))
+        own.free(blocks)

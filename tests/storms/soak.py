@@ -120,7 +120,7 @@ class Lane:
 
     def __post_init__(self) -> None:
         scene = self.scene
-        self.runs_on = self.executor(V, GROUPS[scene.kind], scene.num_blocks)
+        self.runs_on = self.executor(V, GROUPS[scene.kind], scene.num_blocks, scene.num_states)
         self.engine = scene.engine(executor=self.runs_on)
         self.names = map(str, count())
 

@@ -8,13 +8,15 @@ namespace {
 std::string table_row(int32_t row) { return "block_table[" + std::to_string(row) + "]"; }
 
 // A request reads the state in entry num_accepted_tokens − 1, and writes one per draft and one before them.
-void check_states(const ForwardInput &in, const ForwardInput::Group &g, int b, int num_blocks) {
+void check_states(const ForwardInput &in, const ForwardInput::Group &g, int b, const KVConfig &kv) {
   if (in.query_len(b) == 0) return;
   require(in.num_draft_tokens, b, 0, std::min(in.query_len(b), g.stride), "num_draft_tokens");
   const int32_t row = in.idx_mapping[b], *blocks = g.blocks_of(row);
   require(in.num_accepted_tokens, row, 1, int64_t(g.stride) + 1, "num_accepted_tokens");
-  for (int i = 0; i <= in.num_draft_tokens[b]; ++i) require(blocks, i, 0, num_blocks, table_row(row).c_str());
-  require(blocks, in.first_state(b), 0, num_blocks, table_row(row).c_str());
+  for (int i = 0; i <= in.num_draft_tokens[b]; ++i) {
+    require(blocks, i, kv.first_state(), kv.num_ids(), table_row(row).c_str());
+  }
+  require(blocks, in.first_state(b), kv.first_state(), kv.num_ids(), table_row(row).c_str());
 }
 
 }  // namespace
@@ -51,7 +53,7 @@ void check_input(const ForwardInput &in, const Model &model) {
     for (const ForwardInput::Group &g : in.groups) {
       require(in.idx_mapping, b, 0, g.num_rows, "idx_mapping");
       if (g.recurrent) {
-        check_states(in, g, b, kv.num_blocks);
+        check_states(in, g, b, kv);
         continue;
       }
       const int64_t num_blocks = (int64_t(in.seq_lens[b]) + kv.block_size - 1) / kv.block_size;

@@ -15,7 +15,7 @@ from foreword.cache.events import CacheEvent
 from foreword.cache.groups import cache_group, longest_common_hit
 from foreword.cache.hits import PrefixHit
 from foreword.cache.miss import CacheMiss, MissReason, first_ids, parting
-from foreword.cache.pool import BlockPool
+from foreword.cache.pool import BlockNumbers, BlockPool
 from foreword.cache.prefix import (
     NO_EXTRA,
     ROOT_HASH,
@@ -65,7 +65,8 @@ class NamedBlocks:
 
 
 class KVCacheManager:
-    """One pool of blocks for all groups of a model, held by the rows of a `RequestStates`.
+    """One pool of blocks for all groups of a model, held by the rows of a `RequestStates`. The states of recurrent
+    groups have a pool of their own if there are ``num_states`` slots for them, whose numbers follow those of blocks.
 
         blocks = cache.allocate(hit, num_tokens)             # the scheduler then adds the row with blocks.block_ids
         cache.attach(row, hit, keys)
@@ -90,6 +91,7 @@ class KVCacheManager:
         states: RequestStates,
         num_blocks: int,
         *,
+        num_states: int = 0,
         prefix_caching: bool = True,
         partial_reuse: bool = True,
         hash_function: HashFunction = hash_block,
@@ -101,9 +103,18 @@ class KVCacheManager:
         self._node_blocks = tuple(size // math.gcd(*sizes) for size in sizes)
         self._node_tokens = math.gcd(*sizes)  # tokens in a block of the tree
         self._hit_unit = math.lcm(*sizes)
-        self.pool = BlockPool(num_blocks, lambda blocks: self._content.remove(blocks))
+        numbers = BlockNumbers(num_blocks + num_states)
+
+        def evict(blocks: Ints) -> None:
+            self._content.remove(blocks)
+
+        self.pool = self.state_pool = BlockPool(num_blocks, evict, numbers=numbers)
+        if num_states:
+            self.state_pool = BlockPool(num_states, evict, numbers=numbers, first=num_blocks)
+            self.state_pool.observers = self.pool.observers
+        self._pools = (self.pool, self.state_pool)[: 1 + self.has_state_pool]
         self._content = CachedContent(
-            self._node_tokens, self._node_blocks, self.pool.is_cached, hash_function=hash_function, on_event=on_event
+            self._node_tokens, self._node_blocks, numbers.is_cached, hash_function=hash_function, on_event=on_event
         )
         self._hash_function = hash_function
         self.prefix_caching = prefix_caching
@@ -113,11 +124,18 @@ class KVCacheManager:
         self._windowed = tuple(g for g, t in enumerate(states.block_tables) if t.group.sliding_window is not None)
         self._paged = tuple(g for g, t in enumerate(states.block_tables) if not t.group.recurrent)
         recurrent = {g: t for g, t in enumerate(states.block_tables) if t.group.recurrent}
+        # By group: whether its blocks are state slots.
+        self.is_apart = tuple(self.has_state_pool and t.group.recurrent for t in states.block_tables)
         self._snapshots: StateSnapshots | None = None
         if recurrent and prefix_caching:
-            self._snapshots = StateSnapshots(self._content, self.pool, recurrent, self._hit_unit, states)
+            self._snapshots = StateSnapshots(self._content, self.state_pool, recurrent, self._hit_unit, states)
         # True if `cut_chunks`, `keep_states` and `publish_states` have any effect.
         self.keeps_states = self._snapshots is not None
+
+    @property
+    def has_state_pool(self) -> bool:
+        """True if recurrent states have a pool of their own, ``state_pool``; else it is the pool of blocks."""
+        return self.state_pool is not self.pool
 
     @property
     def tree(self) -> PrefixTree:
@@ -266,8 +284,8 @@ class KVCacheManager:
         return NamedBlocks(names, groups, indices, blocks, after, before, NO_BLOCKS)
 
     def bring(self, token_ids: I32, keys: BlockKeys, groups: I32, indices: I32, blocks: I32) -> None:
-        """Make blocks hittable that `pool.allocate` gave and that hold blocks ``indices`` of the KV groups ``groups``
-        of a request's tokens, and free them.
+        """Make blocks hittable that `take` gave and that hold blocks ``indices`` of the KV groups ``groups`` of a
+        request's tokens, and free them.
         """
         data, ratios = self._content_of(token_ids), np.array(self._node_blocks)
         last = (indices.astype(np.int64) + 1) * ratios[groups] - 1  # the tree's block that each is kept at
@@ -279,7 +297,43 @@ class KVCacheManager:
                     if here.size:
                         self._content.hold(node, g, blocks[here].astype(np.intp), last[here])
             self.tree.detach(_NO_ROW)
-        self.pool.free(blocks[::-1].copy())
+        self._free(blocks[::-1].copy())
+
+    def fit(self, groups: I32) -> bool:
+        """Return whether a block is free for each of these KV groups."""
+        num_states = self._num_apart(groups)
+        return len(groups) - num_states <= self.pool.num_free and num_states <= self.state_pool.num_free
+
+    def take(self, groups: I32) -> I32:
+        """Take a block for each of these KV groups, int32 [len(groups)]. Raise CapacityError, and change nothing, if
+        fewer are free.
+        """
+        is_apart = np.array(self.is_apart)[groups]
+        blocks, num_states = np.empty(len(groups), np.int32), self._num_apart(groups)
+        self.state_pool.check_free(num_states)
+        blocks[~is_apart] = self.pool.allocate(len(groups) - num_states)
+        blocks[is_apart] = self.state_pool.allocate(num_states)
+        return blocks
+
+    def refresh(self, blocks: I32) -> None:
+        """Make cached blocks the last to be evicted, of those the first one given last."""
+        for pool, own in self._by_pool(blocks):
+            pool.touch(own)
+            pool.free(own[::-1].copy())
+
+    def _num_apart(self, groups: I32) -> int:
+        return int(np.count_nonzero(np.array(self.is_apart)[groups]))
+
+    def _by_pool(self, blocks: I32) -> list[tuple[BlockPool, I32]]:
+        """Return each pool, and those of the blocks that are its own."""
+        if not self.has_state_pool:
+            return [(self.pool, blocks)]
+        is_block = blocks < self.pool.num_blocks
+        return [(self.pool, blocks[is_block]), (self.state_pool, blocks[~is_block])]
+
+    def _free(self, blocks: I32) -> None:
+        for pool, own in self._by_pool(blocks):
+            pool.free(own)
 
     def _hashes(self, path: list[PrefixNode], known: int, data: bytes, count: int, keys: BlockKeys) -> list[bytes]:
         """Return the hashes of the first ``count`` blocks of the tree of a prompt whose path has ``known`` blocks."""
@@ -300,20 +354,40 @@ class KVCacheManager:
         return data[start : start + size] if at + self._hit_unit <= limit else b""
 
     def blocks_to_admit(self, hit: PrefixHit, num_tokens: int, *, chunk: int | None = None) -> int:
-        """Return the number of free blocks that a request takes to hold num_tokens: new blocks, and hit blocks without
-        an owner.
+        """Return the number of free blocks of `pool` that a request takes to hold num_tokens: new blocks, and hit
+        blocks without an owner.
 
         chunk: the tokens computed per step; a windowed group frees blocks between steps. None: all are computed in one
         step.
         """
         new = 0
-        for group, blocks in zip(self.groups, hit.blocks, strict=True):
-            most = group.most_blocks(num_tokens, num_tokens if chunk is None else chunk)
-            new += min(-(-num_tokens // group.block_size) - len(blocks), most)
+        for group, blocks, is_apart in zip(self.groups, hit.blocks, self.is_apart, strict=True):
+            if not is_apart:
+                most = group.most_blocks(num_tokens, num_tokens if chunk is None else chunk)
+                new += min(-(-num_tokens // group.block_size) - len(blocks), most)
         if not hit.num_tokens:
             return new
-        reused = np.concatenate((*hit.blocks, hit.copy_from))
-        return new + int(np.count_nonzero((self.pool.num_refs[reused] == 0) & (reused != 0)))
+        return new + self._num_unowned(*hit.blocks, *(() if self.has_state_pool else (hit.copy_from,)))
+
+    def states_to_admit(self, hit: PrefixHit) -> int:
+        """Return the number of free slots of `state_pool` that a request takes: for its states, and snapshots without
+        an owner. 0 if states have no pool of their own.
+        """
+        if not self.has_state_pool:
+            return 0
+        return sum(self.is_apart) + (self._num_unowned(hit.copy_from) if hit.num_tokens else 0)
+
+    def num_free_states(self, wanted: int) -> int:
+        """Return how many state slots are free. If fewer than ``wanted`` are, snapshots whose step is not committed are
+        dropped for them.
+        """
+        if wanted > self.state_pool.num_free and self._snapshots is not None:
+            self._snapshots.drop_pending()
+        return self.state_pool.num_free
+
+    def _num_unowned(self, *blocks: I32) -> int:
+        reused = np.concatenate(blocks)
+        return int(np.count_nonzero((self.pool.num_refs[reused] == 0) & (reused != 0)))
 
     def blocks_reserved(self, rows: Ints) -> int:
         """Return the number of blocks that these rows still need for the rest of their prompts.
@@ -333,22 +407,22 @@ class KVCacheManager:
         Raise CapacityError, and change nothing, if there are too few free blocks.
         """
         pool, kept, sources = self.pool, NO_BLOCKS, NO_BLOCKS
+        of_sources = pool if self._snapshots is None else self.state_pool
         if hit.num_tokens:
             kept = np.concatenate(hit.blocks)
             kept, sources = kept[kept != 0], hit.copy_from[hit.copy_from != 0]
             pool.touch(kept)
-            pool.touch(sources)  # so that allocate does not take a source
+            of_sources.touch(sources)  # so that no new block is a source
         tables = self.states.block_tables
         new = [-(-num_tokens // t.tokens_per_block) - len(b) for t, b in zip(tables, hit.blocks, strict=True)]
         try:
-            fresh = pool.allocate(sum(new))
+            parts = self._take_for(new)
         except Exception:
             pool.free(kept)
             raise
         finally:
             if len(sources):
-                pool.free(sources)
-        parts = np.split(fresh, np.cumsum(new)[:-1]) if len(new) > 1 else [fresh]
+                of_sources.free(sources)
         copies = NO_COPIES
         if len(sources):
             copies = np.array([(hit.copy_from[g], parts[g][0]) for g in hit.copy_from.nonzero()[0]], np.int32)
@@ -356,9 +430,17 @@ class KVCacheManager:
             parts = [np.concatenate(both) for both in zip(hit.blocks, parts, strict=True)]
         return Allocation(tuple(parts), copies)
 
+    def _take_for(self, counts: list[int]) -> list[I32]:
+        """Take counts[g] blocks for each group g. Raise CapacityError, and change nothing, if fewer are free."""
+        if not self.has_state_pool:
+            fresh = self.pool.allocate(sum(counts))
+            return np.split(fresh, np.cumsum(counts)[:-1]) if len(counts) > 1 else [fresh]
+        blocks = self.take(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
+        return np.split(blocks, np.cumsum(counts)[:-1])
+
     def cancel(self, allocation: Allocation) -> None:
         """Free the blocks of a request that got no row."""
-        self.pool.free(np.concatenate(allocation.block_ids))
+        self._free(np.concatenate(allocation.block_ids))
 
     def attach(self, row: int, hit: PrefixHit, keys: BlockKeys = NO_KEYS) -> None:
         """Follow a row that was added with an allocation for this hit."""
@@ -396,8 +478,8 @@ class KVCacheManager:
 
         Return False, and change nothing, if fewer blocks are free.
         """
-        total, growth = 0, []
-        for table in self.states.block_tables:
+        total, growth = [0, 0], []  # the numbers of blocks, and of state slots
+        for table, is_apart in zip(self.states.block_tables, self.is_apart, strict=True):
             held, per_block, need = table.num_blocks.take(rows), table.tokens_per_block, num_tokens
             if table.group.recurrent:
                 if num_drafts is None:
@@ -408,14 +490,15 @@ class KVCacheManager:
             if lacking.size:
                 held = held[lacking]
                 count = -(-short[lacking] // per_block)
-                start, total = total, total + int(np.add.reduce(count))
-                growth.append((table, rows[lacking].astype(np.intp), held, count, slice(start, total)))
-        if total:
-            if total > self.pool.num_free:
+                start, total[is_apart] = total[is_apart], total[is_apart] + int(np.add.reduce(count))
+                part = is_apart, slice(start, total[is_apart])
+                growth.append((table, rows[lacking].astype(np.intp), held, count, part))
+        if growth:
+            if total[0] > self.pool.num_free or total[1] > self.state_pool.num_free:
                 return False
-            fresh = self.pool.allocate(total)
-            for table, some, held, count, part in growth:
-                _append(table, some, held, count, fresh[part])
+            fresh = self.pool.allocate(total[0]), self.state_pool.allocate(total[1]) if total[1] else NO_BLOCKS
+            for table, some, held, count, (is_apart, own) in growth:
+                _append(table, some, held, count, fresh[is_apart][own])
         return True
 
     def num_free_slots(self, rows: I32, num_tokens: I32) -> int:
@@ -511,10 +594,11 @@ class KVCacheManager:
         self._keys[row] = NO_KEYS
         for g, (table, live) in enumerate(zip(self.states.block_tables, self._first_live, strict=True)):
             held = table.table[row, live[row] : table.num_blocks[row]][::-1].copy()
-            self.pool.free(held, group=g, distinct=True)
+            pool = self.state_pool if self.is_apart[g] else self.pool
+            pool.free(held, group=g, distinct=True)
             live[row] = 0
         if len(last):
-            self.pool.free(last)
+            self.state_pool.free(last)
 
     def free_all(self) -> None:
         """Free the blocks of all rows, also after a change that was interrupted; the caller removes the rows.
@@ -528,11 +612,12 @@ class KVCacheManager:
         for table, live in zip(self.states.block_tables, self._first_live, strict=True):
             table.clear_all()
             live[:] = 0
-        self.pool.free_all()
+        for pool in self._pools:
+            pool.free_all()
 
     def reset(self) -> bool:
         """Forget all cached content. Return False, and change nothing, while a request holds blocks."""
-        if self.pool.num_used:
+        if any(pool.num_used for pool in self._pools):
             return False
         self._content.clear()
         return True

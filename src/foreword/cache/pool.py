@@ -17,8 +17,21 @@ class PoolObserver(Protocol):
     def blocks_freed(self, block_ids: list[int], group: int) -> None: ...
 
 
+class BlockNumbers:
+    """The blocks of one or several pools by number, from 0, the null block, which no pool allocates or frees.
+
+    num_refs: int32 [count], owners of each block. is_cached: bool [count], content that a lookup can find.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.num_refs = np.zeros(count, np.int32)
+        self.is_cached = np.zeros(count, np.bool_)
+        # Entry i of the queue of a block's pool is valid while place[queue[i]] == i.
+        self.place = np.full(count, -1, np.int64)
+
+
 class BlockPool:
-    """``num_blocks`` blocks with reference counts. Block 0 is the null block, which is never allocated and never freed.
+    """``num_blocks`` blocks with reference counts, the null block among them if their numbers begin with 0.
 
     The free blocks have one order, and `allocate` takes from its front:
 
@@ -27,23 +40,30 @@ class BlockPool:
     so that content which can still be hit is evicted last, least recently used first. A block leaves the middle of the
     queue in O(1) when a hit takes it (`touch`): its entry goes stale and is skipped later. All operations take arrays.
 
-    num_refs: int32 [num_blocks], owners of each block. is_cached: bool [num_blocks], content that a lookup can find.
-    on_evict: called with the cached blocks that an allocation is about to overwrite. observers: called by `free`.
+    numbers: of the blocks of all pools; None: of this one alone. first: the number of its first block.
+    num_refs, is_cached: see `BlockNumbers`. observers: called by `free`.
+    on_evict: called with the cached blocks that an allocation is about to overwrite.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[Ints], None] | None = None) -> None:
-        if num_blocks < 2:
+    def __init__(
+        self,
+        num_blocks: int,
+        on_evict: Callable[[Ints], None] | None = None,
+        *,
+        numbers: BlockNumbers | None = None,
+        first: int = 0,
+    ) -> None:
+        if first + num_blocks < 2:
             raise ConfigError(f"num_blocks={num_blocks}: must be at least 2, since block 0 is the null block")
+        numbers = numbers or BlockNumbers(num_blocks)
         self.num_blocks = num_blocks
-        self.num_refs = np.zeros(num_blocks, np.int32)
-        self.is_cached = np.zeros(num_blocks, np.bool_)
+        self.num_refs, self.is_cached, self._place = numbers.num_refs, numbers.is_cached, numbers.place
         self.observers: list[PoolObserver] = []
         self._on_evict = on_evict
-        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)  # the top is the end: 1 is taken first
-        self._stack_len = num_blocks - 1
-        # Entry i of the queue is valid while place[queue[i]] == i.
+        self._own = range(max(first, 1), first + num_blocks)
+        self._stack = np.array(self._own[::-1], np.int32)  # the top is the end: the first is taken first
+        self._stack_len = len(self._own)
         self._queue = np.zeros(2 * num_blocks, np.int32)
-        self._place = np.full(num_blocks, -1, np.int64)
         self._head = self._tail = 0
         self._num_queued = 0
 
@@ -55,15 +75,19 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         """The number of blocks with an owner."""
-        return self.num_blocks - 1 - self.num_free
+        return len(self._own) - self.num_free
+
+    @property
+    def usage(self) -> float:
+        """The part of its blocks that have an owner, without the null block."""
+        return self.num_used / len(self._own)
 
     def allocate(self, count: int) -> I32:
         """Take ``count`` blocks from the front, each with one reference. Return them, int32 [count].
 
         Raise CapacityError if fewer are free, and nothing changes.
         """
-        if count > self.num_free:
-            raise CapacityError(f"{count} blocks wanted, {self.num_free} of {self.num_blocks - 1} are free")
+        self.check_free(count)
         top = self._stack_len
         left = max(top - count, 0)
         blocks = self._stack[left:top][::-1].copy()
@@ -74,6 +98,11 @@ class BlockPool:
             blocks = np.concatenate((blocks, queued)) if top else queued
         self.num_refs[blocks.astype(np.intp)] = 1
         return blocks
+
+    def check_free(self, count: int) -> None:
+        """Raise CapacityError if fewer blocks are free."""
+        if count > self.num_free:
+            raise CapacityError(f"{count} blocks wanted, {self.num_free} of {len(self._own)} are free")
 
     def touch(self, blocks: I32) -> None:
         """Add an owner to each of these blocks, free or not. They must be distinct, and cached if they are free."""
@@ -118,16 +147,25 @@ class BlockPool:
         if freed.size:
             self._append_to_queue(freed)
 
+    def forget(self, blocks: I32) -> None:
+        """Make free blocks the next ones to be taken. Their content, which they had, is not cached any more."""
+        free = blocks[self.num_refs[blocks] == 0]
+        self._place[free] = -1
+        self._num_queued -= free.size
+        self._stack[self._stack_len : self._stack_len + free.size] = free
+        self._stack_len += free.size
+
     def free_all(self) -> None:
         """Make every block free, also after a change that was interrupted. Cached content stays, in its order."""
-        self.num_refs[:] = 0
-        cached = np.flatnonzero(self.is_cached).astype(np.int32)
-        place = self._place[cached]
-        queued = cached[np.argsort(np.where(place < 0, self._queue.size, place), kind="stable")]
-        plain = np.flatnonzero(~self.is_cached[1:])[::-1] + 1  # block 0 is never free
+        own = np.arange(self._own.start, self._own.stop, dtype=np.int32)
+        self.num_refs[own] = 0
+        is_cached = self.is_cached[own]
+        place = self._place[own[is_cached]]
+        queued = own[is_cached][np.argsort(np.where(place < 0, self._queue.size, place), kind="stable")]
+        plain = own[~is_cached][::-1]
         self._stack[: plain.size] = plain
         self._stack_len = plain.size
-        self._place[:] = -1
+        self._place[own] = -1
         self._head = self._tail = self._num_queued = 0
         self._append_to_queue(queued)
 

@@ -7,6 +7,9 @@ The copy is made before the step that computes the next token, so it exists once
 covers; until then the row holds its blocks. A hit copies the snapshot back: a snapshot is never written again.
 
 With drafts in flight, it is not known how many tokens the next step continues from, so nothing is kept.
+
+Of the snapshots at intervals, a request keeps the newest one: when it makes another, the one before is forgotten,
+unless another request has begun with it.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from foreword.arrays import I32
 from foreword.batch import BlockTable, RequestStates
 from foreword.cache.content import CachedContent
 from foreword.cache.pool import BlockPool
+from foreword.cache.prefix import PrefixNode
 
-# Apart from stops, a state is kept where a step ends at a multiple of this many hit units: at most one block in 16.
+# Apart from stops, a state is kept where a step ends at a multiple of this many hit units.
 INTERVAL = 16
 
 NO_BLOCKS: I32 = np.zeros(0, np.int32)
@@ -39,6 +43,8 @@ class StateSnapshots:
         self._content, self._pool, self._tables, self._unit, self._states = content, pool, tables, unit, states
         self._stops = np.zeros((states.max_num_reqs, 2), np.int32)
         self._newest = np.zeros(states.max_num_reqs, np.int32)  # by row: tokens of its last snapshot, 0 for none
+        # By row: tokens of its last snapshot at an interval that no other request uses, 0 for none.
+        self._replaced = np.zeros(states.max_num_reqs, np.int32)
         # Row → (tokens, one block per group) of copies whose step is not committed, oldest first.
         self._pending: dict[int, list[tuple[int, I32]]] = {}
 
@@ -56,6 +62,7 @@ class StateSnapshots:
         """Follow a request that was admitted to the row with a state after ``num_hit`` tokens."""
         self._stops[row] = stops
         self._newest[row] = num_hit
+        self._keep_for_others(num_hit)
 
     def cut(self, rows: I32, computed: I32, n: I32) -> I32:
         """Return how many of n[i] tokens after computed[i] are before the next stop of the row; beyond its stops,
@@ -89,20 +96,51 @@ class StateSnapshots:
         pending = self._pending.get(row, [])
         while pending and pending[0][0] < computed:
             num_tokens, blocks = pending.pop(0)
-            index = num_tokens // self._content.tree.block_size - 1
-            node = self._content.tree.node_of(row, index)
+            node, index, kept = self._kept(row, num_tokens)
             for i, g in enumerate(self._tables):
-                if not node.blocks[g][index - node.start]:  # else an equal state is kept already
+                if not kept[i]:  # else an equal state is kept already
                     self._content.hold(node, g, blocks[i : i + 1].astype(np.intp), np.array([index]))
             self._pool.free(blocks)
             self._newest[row] = num_tokens
+            if kept.any():
+                self._keep_for_others(num_tokens)
+            elif num_tokens not in self._stops[row]:
+                self._forget_replaced(row)
+                self._replaced[row] = num_tokens
         if not pending:
             self._pending.pop(row, None)
+
+    def drop_pending(self) -> None:
+        """Forget all copies whose step is not committed, and free their blocks."""
+        for pending in self._pending.values():
+            self._pool.free(np.concatenate([own for _, own in pending]))
+        self._pending.clear()
+
+    def _kept(self, row: int, num_tokens: int) -> tuple[PrefixNode, int, I32]:
+        """Return where the snapshot after so many tokens of the row is in the tree, and its block in each group, 0 for
+        none.
+        """
+        index = num_tokens // self._content.tree.block_size - 1
+        node = self._content.tree.node_of(row, index)
+        return node, index, np.array([node.blocks[g][index - node.start] for g in self._tables], np.int32)
+
+    def _keep_for_others(self, num_tokens: int) -> None:
+        """Do not forget snapshots after so many tokens, of which one has a further use."""
+        self._replaced[self._replaced == num_tokens] = 0
+
+    def _forget_replaced(self, row: int) -> None:
+        if self._replaced[row]:
+            *_, kept = self._kept(row, int(self._replaced[row]))
+            unused = kept[(kept != 0) & (self._pool.num_refs[kept] == 0)]
+            if unused.size:
+                self._content.remove(unused)
+                self._pool.forget(unused)
 
     def detach_all(self) -> None:
         """Forget every row. The caller frees all blocks."""
         self._pending.clear()
         self._newest[:] = 0
+        self._replaced[:] = 0
         self._stops[:] = 0
 
     def detach(self, row: int) -> I32:
@@ -112,11 +150,9 @@ class StateSnapshots:
         """
         blocks = [own for _, own in self._pending.pop(row, [])]
         if self._newest[row]:
-            index = int(self._newest[row]) // self._content.tree.block_size - 1
-            node = self._content.tree.node_of(row, index)
-            newest = np.array([node.blocks[g][index - node.start] for g in self._tables], np.int32)
+            *_, newest = self._kept(row, int(self._newest[row]))
             self._pool.touch(newest[newest != 0])
             blocks.append(newest)
-        self._newest[row] = 0
+        self._newest[row] = self._replaced[row] = 0
         self._stops[row] = 0
         return np.concatenate(blocks) if blocks else NO_BLOCKS

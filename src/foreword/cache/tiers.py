@@ -5,7 +5,8 @@
         prompt   ──find───▶ which of its blocks are there ──read──▶ bytes for blocks of the pool
 
 A block has a name: equal names mean equal content, in every process that uses a tier. A name depends on the tokens up
-to the end of the block, on their extra keys (adapter, images, salt), and on the KV group: see `block_name`.
+to the end of the block, on their extra keys (adapter, images, salt), and on the KV group: see `block_name`. The state
+of recurrent layers, which has a size of its own, is kept as several blocks: see `part_names`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from threading import Lock
 from typing import Literal, Protocol, runtime_checkable
 
@@ -29,6 +31,17 @@ QUEUE_BYTES = 256 << 20
 def block_name(content: bytes, group: int) -> bytes:
     """Return the name of a block: the hash of its content (`hash_block`, 16 bytes), and its KV group (2 bytes)."""
     return content + group.to_bytes(2, "little")
+
+
+def group_of(name: bytes) -> int:
+    """Return the KV group of a block with this name."""
+    return int.from_bytes(name[-2:], "little")
+
+
+def part_names(name: bytes, count: int) -> list[bytes]:
+    """Return the names of the ``count`` parts of a state: a tier keeps it as blocks of the size of all others."""
+    group = name[-2:]
+    return [blake2b(name, digest_size=16, salt=part.to_bytes(4, "little")).digest() + group for part in range(count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ def build_engine(
             max_model_len=size.max_model_len,
             kv_groups=size.kv_groups,
             num_blocks=size.num_blocks,
+            num_states=size.num_states,
             config=config,
             tokenizer=model.tokenizer,
             eos_token_ids=model.eos_token_ids,
@@ -259,6 +260,7 @@ def draft_model_drafter(
         draft.executor(size),
         kv_groups=size.kv_groups,
         num_blocks=size.num_blocks,
+        num_states=size.num_states,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         relative_cost=relative_cost,
     )

@@ -37,16 +37,17 @@ class EngineConfig:
         least=2, most=2**24,
     )
     block_size: int = setting(
-        16, "Number of tokens of a KV block; a model with recurrent layers may use a multiple of it.",
+        16, "Number of tokens of a KV block.",
         least=1, most=2**16, decoders_only=True,
     )
     num_blocks: int | None = setting(
-        None, "Number of KV blocks of the pool, null block included; None: as many as max_num_seqs requests of "
-        "max_model_len could need, within kv_cache_bytes.", least=2, most=2**28, decoders_only=True,
+        None, "Number of KV blocks of the pool, null block included, without the slots for states of recurrent layers; "
+        "None: as many as max_num_seqs requests of max_model_len could need, within kv_cache_bytes.",
+        least=2, most=2**28, decoders_only=True,
     )
     kv_cache_bytes: int | None = setting(
-        None, "Memory for keys and values if num_blocks is not given; None: 2GiB, or less if the weights and "
-        "activations leave less memory on the machine or in its container.",
+        None, "Memory for keys, values and states of recurrent layers if num_blocks is not given; None: 2GiB, or less "
+        "if the weights and activations leave less memory on the machine or in its container.",
         least=1, most=2**50, unit="bytes", decoders_only=True,
     )
     lora_bytes: int = setting(

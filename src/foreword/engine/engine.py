@@ -61,6 +61,7 @@ class Engine:
         max_model_len: int,
         kv_groups: Sequence[KVGroup],
         num_blocks: int,
+        num_states: int = 0,
         config: EngineConfig | None = None,
         tokenizer: Tokenizer | None = None,
         eos_token_ids: Sequence[int] = (),
@@ -80,7 +81,8 @@ class Engine:
     ) -> None:
         """Build the parts of an engine around an executor.
 
-        num_blocks: the size of the executor's pool. drafter: makes the drafter, in place of the configured method.
+        num_blocks: the size of the executor's pool. num_states: its slots for states of recurrent layers, whose numbers
+        follow those of blocks; 0: states are in blocks. drafter: makes the drafter, in place of the configured method.
         grammars: compiles structured outputs. read_lora: reads an adapter of the executor's model.
         logits_processors: make the custom logits processors over the engine's state rows, in their order.
         pooling: what the executor's pooler does. generates: whether the model computes logits.
@@ -128,6 +130,7 @@ class Engine:
         self.cache = KVCacheManager(
             states,
             num_blocks,
+            num_states=num_states,
             prefix_caching=config.reuses_prefixes,
             partial_reuse=config.partial_reuse,
             hash_function=hash_with_adapters(lambda lora_id: self.loras.content_of(lora_id)) if tiers else hash_block,

@@ -10,6 +10,10 @@ from foreword.errors import ConfigError
 from foreword.executors.pool import PoolSize, batch_groups
 from foreword.models.spec import DecoderSpec
 
+_SNAPSHOTS = 3
+"""The snapshots of a request for which a pool of a model without keys has blocks: one at each kind of position."""
+_MOST = 2**28
+
 
 def pool_size(
     spec: DecoderSpec,
@@ -27,19 +31,18 @@ def pool_size(
     block_bytes = 2 · storage slots · block_size · key_size · bytes_per_value · context_parallel_size
     context_parallel_size: a block has block_size tokens on each of so many ranks.
 
-    A block of a model with recurrent layers holds their states, too: block_size is then the least multiple of the
-    configured one with as many bytes of keys and values as a state has, or that holds a whole request. With drafts, a
-    request takes a block more for each draft and recurrent KV group, if they are free.
+    state_bytes = 4 · recurrent layers · state_size · context_parallel_size
+    The states of recurrent layers have slots of their own, see `pool_of`; those of a model without keys are its blocks.
     """
     length = request_length(spec.max_model_len, spec.longest_model_len, config)
-    token_bytes = round(2 * spec.key_size * bytes_per_value)
-    state_bytes = 4 * spec.state_size
-    multiple = min(-(-state_bytes // (config.block_size * token_bytes)), -(-length // config.block_size))
-    block_size = config.block_size * max(multiple, 1)
     cp = ContextParallel(context_parallel_size, 0) if context_parallel_size > 1 else None
-    groups = batch_groups(spec, block_size, context_parallel=cp is not None)
-    block_bytes = context_parallel_size * spec.num_slots * max(block_size * token_bytes, state_bytes)
-    return pool_of(length, groups, block_bytes, config, memory, cp)
+    groups = batch_groups(spec, config.block_size, context_parallel=cp is not None)
+    token_bytes = round(2 * spec.key_size * bytes_per_value)
+    block_bytes = context_parallel_size * spec.num_slots * config.block_size * token_bytes
+    state_bytes = context_parallel_size * spec.num_state_slots * 4 * spec.state_size
+    if not spec.num_slots:
+        return pool_of(length, groups, state_bytes, config, memory, cp)
+    return pool_of(length, groups, block_bytes, config, memory, cp, state_bytes=state_bytes)
 
 
 def default_pool_bytes(config: EngineConfig, memory: HostMemory | None, least: int) -> int:
@@ -69,26 +72,58 @@ def pool_of(
     config: EngineConfig,
     memory: HostMemory | None = None,
     context_parallel: ContextParallel | None = None,
+    *,
+    state_bytes: int = 0,
 ) -> PoolSize:
-    """Return a pool of blocks of so many bytes; see `pool_size`."""
+    """Return a pool of blocks of so many bytes; see `pool_size`. state_bytes: the size of a state that is in a slot of
+    its own; 0: the states of recurrent groups are blocks.
+
+    With R = max_num_seqs, d drafts and g recurrent KV groups, there are R · g · (1 + d) slots for the states of
+    requests, and others for snapshots, which have half as many bytes as the blocks. Within kv_cache_bytes, the slots of
+    requests have at most half of it, and the rest is divided 2 : 1. A given num_blocks is that of blocks alone.
+    """
     chunk = min(length, config.scheduler.max_num_batched_tokens + config.most_draft_tokens)
-    one = sum(cache_group(g, context_parallel).most_blocks(length, chunk) for g in groups)
-    drafted = config.num_speculated_tokens * sum(g.recurrent for g in groups)  # states after drafts
-    most = config.scheduler.max_num_seqs
-    num_blocks = config.num_blocks
+    rules = [cache_group(g, context_parallel) for g in groups if not (g.recurrent and state_bytes)]
+    one, most = sum(group.most_blocks(length, chunk) for group in rules), config.scheduler.max_num_seqs
+    own_states = sum(g.recurrent for g in groups)
+    drafted = config.num_speculated_tokens * own_states  # states after drafts
+    snapshots = _SNAPSHOTS * own_states if config.reuses_prefixes else 0
+    wanted = most * (own_states + drafted) if state_bytes else 0
+    in_blocks = one if state_bytes else one + drafted + snapshots
+    least = (1 + one) * block_bytes + own_states * state_bytes
+    num_blocks, most_states = config.num_blocks, _MOST
     if num_blocks is None:
-        pool_bytes = default_pool_bytes(config, memory, (1 + one) * block_bytes)
-        num_blocks = min(1 + (one + drafted) * most, pool_bytes // block_bytes)
-        if num_blocks < 1 + one:
+        pool_bytes = default_pool_bytes(config, memory, least)
+        if pool_bytes < least:
             if memory is not None and config.kv_cache_bytes is None:
-                memory.check((1 + one) * block_bytes, f"max_model_len={length}")
+                memory.check(least, f"max_model_len={length}")
             raise ConfigError(
                 f"kv_cache_bytes={pool_bytes}: one request of max_model_len={length} tokens needs "
-                f"{(1 + one) * block_bytes}; give that many, or lower max_model_len"
+                f"{least}; give that many, or lower max_model_len"
             )
+        of_blocks = pool_bytes
+        if state_bytes:
+            wanted = min(wanted, max(own_states, pool_bytes // 2 // state_bytes))
+            of_blocks = (pool_bytes - wanted * state_bytes) * (2 if snapshots else 3) // 3
+        num_blocks = max(1 + one, min(1 + in_blocks * most, of_blocks // block_bytes))
+        if state_bytes:
+            most_states = (pool_bytes - num_blocks * block_bytes) // state_bytes
+    num_states = 0
+    if state_bytes:
+        kept = num_blocks * block_bytes // (2 * state_bytes) if snapshots else 0
+        num_states = min(wanted + kept, most_states)
+    size = PoolSize(
+        length,
+        groups,
+        block_bytes,
+        num_blocks,
+        most,
+        config.scheduler.max_num_batched_tokens,
+        context_parallel,
+        num_states,
+        state_bytes,
+    )
     if memory is not None and (config.num_blocks is not None or config.kv_cache_bytes is not None):
         given = f"kv_cache_bytes={config.kv_cache_bytes}" if config.num_blocks is None else f"num_blocks={num_blocks}"
-        memory.check(num_blocks * block_bytes, given)
-    return PoolSize(
-        length, groups, block_bytes, num_blocks, most, config.scheduler.max_num_batched_tokens, context_parallel
-    )
+        memory.check(size.num_bytes, given)
+    return size

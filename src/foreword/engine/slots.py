@@ -86,8 +86,8 @@ class Slots(EngineObserver):
         if adapter_of(keys.get(0, NO_EXTRA)) is not None:
             raise ConfigError(f"slot {slot}: its conversation has a LoRA adapter, which is not saved; use cache_dir")
         assert self._engine.tiers is not None
-        found, data = self._engine.tiers.content_of(tokens, keys)
-        return Conversation(tokens, keys, found.num_tokens, {name: i for i, name in enumerate(found.names)}, data)
+        num_reusable, names, data = self._engine.tiers.content_of(tokens, keys)
+        return Conversation(tokens, keys, num_reusable, {name: i for i, name in enumerate(names)}, data)
 
     def put(self, slot: int, conversation: Conversation) -> None:
         """Give a slot a conversation, in place of an earlier one."""

@@ -19,19 +19,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from importlib import import_module
-from itertools import pairwise
+from itertools import chain, pairwise
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 
-from foreword.arrays import I32, U8, Bools
+from foreword.arrays import I32, I64, U8, Bools
 from foreword.batch import KVGroup
 from foreword.cache import BlockRemoved, BlockStored, CacheEvent, KVCacheManager
 from foreword.cache.keys import adapter_of
 from foreword.cache.manager import NamedBlocks
 from foreword.cache.prefix import BlockKeys, ExtraKeys, HashFunction, hash_block
-from foreword.cache.tiers import BlockFormat, BlockTier, block_name
+from foreword.cache.tiers import BlockFormat, BlockTier, block_name, group_of, part_names
 from foreword.errors import ConfigError, EngineError
 from foreword.executors import Capability, Executor, TransferExecutor
 from foreword.scheduler import Request
@@ -53,23 +53,29 @@ _LOGGER = logging.getLogger("foreword.engine")
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """The blocks that are read for a request. tiers: the number of the tier of each block. followers: requests that
+    """The blocks that are read for a request. names: of their parts, one for a block and several for a state; ends: the
+    number of parts up to the end of each block. tiers: the number of the tier of each part. followers: requests that
     need some of the blocks. is_over: whether no further blocks are needed.
     """
 
     request: Request
     tokens: I32
     blocks: NamedBlocks
+    names: Sequence[bytes]
+    ends: I64
     tiers: I32
     followers: list[Request] = field(default_factory=list)
     is_over: bool = False
 
 
 class _Piece(NamedTuple):
-    """A part of a load that was read: its blocks from ``start`` on. is_last: whether it is the last part."""
+    """A piece of a load that was read: the blocks from ``start`` to before ``end``, and the bytes of their parts.
+    is_last: whether it is the last piece.
+    """
 
     load: _Load
     start: int
+    end: int
     data: U8
     is_last: bool
 
@@ -86,6 +92,8 @@ class Tiers:
     ) -> None:
         self.members: tuple[BlockTier, ...] = tuple(tiers)
         self._cache, self._executor, self._checker = cache, transfers(executor), checker
+        own = self._executor
+        self._num_parts = -(-own.state_bytes // own.block_bytes)  # blocks of a tier that a state takes
         self._takes = frozenset(tier.takes for tier in tiers)
         self._names: dict[int, bytes] = {}  # names of whole blocks with cached content
         self._computed: dict[int, bytes] = {}  # names that are not offered yet
@@ -129,11 +137,44 @@ class Tiers:
     def _offer(self, kind: Literal["computed", "evicted"], named: dict[int, bytes]) -> None:
         if kind not in self._takes:
             return
-        blocks, names = np.fromiter(named, np.int32, len(named)), list(named.values())
-        for tier in self.members:
-            if tier.takes == kind and (wanted := np.flatnonzero(tier.wants(names))).size:
-                data = self._executor.read_blocks(blocks[wanted])
-                tier.offer([names[i] for i in wanted.tolist()], data)
+        blocks = np.fromiter(named, np.int32, len(named))
+        for own in self._by_size(blocks):
+            names = [self._parts_of(named[block]) for block in own.tolist()]
+            for tier in self.members:
+                if tier.takes != kind:
+                    continue
+                wanted = np.flatnonzero(tier.wants([*chain(*names)]).reshape(len(names), -1).any(1))
+                if wanted.size:
+                    tier.offer([*chain(*(names[i] for i in wanted.tolist()))], self._read(own[wanted]))
+
+    # -- the parts of a state ----------------------------------------------------------------------------------------
+
+    def _parts_of(self, name: bytes) -> list[bytes]:
+        """Return the names under which tiers keep a block: its own, or those of the parts of a state."""
+        return part_names(name, self._num_parts) if self._cache.is_apart[group_of(name)] else [name]
+
+    def _by_size(self, blocks: I32) -> list[I32]:
+        """Return the blocks of the pool, and the states, without empty lists."""
+        is_block = blocks < self._cache.pool.num_blocks
+        return [own for own in (blocks[is_block], blocks[~is_block]) if len(own)]
+
+    def _read(self, blocks: I32) -> U8:
+        """Return the bytes of the parts of some blocks, or of some states, uint8 [parts, block_bytes]."""
+        data, size = self._executor.read_blocks(blocks), self._executor.block_bytes
+        if data.shape[1] % size:
+            data = np.pad(data, ((0, 0), (0, -data.shape[1] % size)))
+        return data.reshape(-1, size)
+
+    def _write(self, blocks: I32, data: U8) -> None:
+        """Copy the bytes of parts into blocks and states."""
+        is_state = blocks >= self._cache.pool.num_blocks
+        ends = np.cumsum(np.where(is_state, self._num_parts, 1))
+        if not is_state.all():
+            self._executor.write_blocks(blocks[~is_state], data[ends[~is_state] - 1])
+        if is_state.any():
+            parts = ends[is_state, None] - self._num_parts + np.arange(self._num_parts)
+            states = data[parts].reshape(len(parts), -1)[:, : self._executor.state_bytes]
+            self._executor.write_blocks(blocks[is_state], np.ascontiguousarray(states))
 
     # -- what is read ------------------------------------------------------------------------------------------------
 
@@ -150,7 +191,7 @@ class Tiers:
         where: dict[bytes, int] = {}
         tokens = request.tokens()
         blocks = self._cache.outside(tokens, request.keys, partial(self._find, where))
-        if blocks is None or len(blocks.names) > self._cache.pool.num_free:
+        if blocks is None or not self._cache.fit(blocks.groups):
             return False
         other = next((self._reading[name] for name in blocks.names if name in self._reading), None)
         if other is not None:
@@ -158,9 +199,11 @@ class Tiers:
             self._waiting[request.request_id] = other
             return True
         # The read blocks replace the least recently used ones, but not the blocks that they continue.
-        self._cache.pool.touch(blocks.held)
-        self._cache.pool.free(blocks.held[::-1].copy())
-        load = _Load(request, tokens, blocks, np.array([where[name] for name in blocks.names], np.int32))
+        self._cache.refresh(blocks.held)
+        parts = [self._parts_of(name) for name in blocks.names]
+        names = [*chain(*parts)]
+        tiers = np.array([where[name] for name in names], np.int32)
+        load = _Load(request, tokens, blocks, names, np.cumsum([*map(len, parts)]), tiers)
         self._loads[request.request_id] = load
         self._reading.update(dict.fromkeys(blocks.names, load))
         if not self._has_thread:
@@ -235,39 +278,47 @@ class Tiers:
         """The number of requests that wait for blocks."""
         return len(self._loads) + len(self._waiting)
 
-    def content_of(self, tokens: I32, keys: BlockKeys) -> tuple[NamedBlocks, U8]:
-        """Return the blocks with which a later request can reuse most of these tokens, and their bytes, uint8 [N,
-        block_bytes], from the pool and the tiers.
+    def content_of(self, tokens: I32, keys: BlockKeys) -> tuple[int, list[bytes], U8]:
+        """Return how many of these tokens a later request can reuse, the names of the parts of the blocks that it needs
+        for that, and their bytes, uint8 [parts, block_bytes], from the pool and the tiers.
         """
         where: dict[bytes, int] = {}
         found = self._cache.named(tokens, keys, len(tokens), partial(self._find, where))
-        data = np.empty((len(found.names), self._executor.block_bytes), np.uint8)
-        held = np.flatnonzero(found.blocks)
-        if held.size:
-            data[held] = self._executor.read_blocks(found.blocks[held])
-        for i in np.flatnonzero(found.blocks == 0).tolist():
-            if not self.members[where[found.names[i]]].read(found.names[i : i + 1], data[i : i + 1]).all():
-                raise EngineError("a block of the conversation has gone since it was found: try again")
-        return found, data
+        parts = [self._parts_of(name) for name in found.names]
+        names, data = [*chain(*parts)], []
+        for block, own in zip(found.blocks.tolist(), parts, strict=True):
+            if block:
+                data.append(self._read(np.array([block], np.int32)))
+                continue
+            data.append(np.empty((len(own), self._executor.block_bytes), np.uint8))
+            for i, name in enumerate(own):
+                if not self.members[where[name]].read([name], data[-1][i : i + 1]).all():
+                    raise EngineError("a block of the conversation has gone since it was found: try again")
+        everything = np.concatenate(data) if data else np.empty((0, self._executor.block_bytes), np.uint8)
+        return found.num_tokens, names, everything
 
     def _find(self, where: dict[bytes, int], names: Sequence[bytes]) -> Bools:
-        """Return whether each block is in a tier; ``where`` gets the number of the tier that has it."""
-        found = np.zeros(len(names), np.bool_)
+        """Return whether all parts of each of these blocks are in tiers; ``where`` gets, of each part, the number of
+        the tier that has it.
+        """
+        parts = [self._parts_of(name) for name in names]
+        of_parts = [*chain(*parts)]
+        found = np.zeros(len(of_parts), np.bool_)
         for number, tier in enumerate(self.members):
-            here = tier.find(names)
-            where.update((names[i], number) for i in np.flatnonzero(here & ~found).tolist())
+            here = tier.find(of_parts)
+            where.update((of_parts[i], number) for i in np.flatnonzero(here & ~found).tolist())
             found |= here
-        return found
+        first = np.cumsum([0, *map(len, parts)])[:-1]
+        return np.logical_and.reduceat(found, first) if len(parts) else found
 
     def _take_piece(self, piece: _Piece) -> list[Request]:
-        load, count, pool = piece.load, len(piece.data), self._cache.pool
-        fits = count <= pool.num_free
-        if fits and count:
-            here = slice(piece.start, piece.start + count)
-            groups = load.blocks.groups[here]
-            blocks = pool.allocate(count)
+        load, here = piece.load, slice(piece.start, piece.end)
+        groups = load.blocks.groups[here]
+        fits = self._cache.fit(groups)
+        if fits and len(groups):
+            blocks = self._cache.take(groups)
             self.save()  # blocks that the allocation evicted
-            self._executor.write_blocks(blocks, piece.data)
+            self._write(blocks, piece.data)
             if self._checker is not None:
                 for g in np.unique(groups).tolist():
                     self._checker.bring(blocks[groups == g], g)
@@ -282,7 +333,7 @@ class Tiers:
         del self._loads[load.request.request_id]
         for name in load.blocks.names:
             self._reading.pop(name, None)
-        counts = Counter(self.members[number].name for number in load.tiers.tolist())
+        counts = Counter(self.members[number].name for number in load.tiers[load.ends - 1].tolist())
         load.request.read_blocks = (load.blocks.num_held, load.blocks.num_tokens), counts
         for request in load.followers:
             del self._waiting[request.request_id]
@@ -305,7 +356,7 @@ def block_format(executor: Executor, kv_groups: Sequence[KVGroup], model_key: by
     """
     own = transfers(executor)
     version = import_module("foreword").__version__  # imported here because it imports this module indirectly
-    parts = (CONTENT_VERSION, version, own.block_layout, own.block_bytes, tuple(kv_groups))
+    parts = (CONTENT_VERSION, version, own.block_layout, own.block_bytes, own.state_bytes, tuple(kv_groups))
     return BlockFormat(own.block_bytes, blake2b(repr(parts).encode(), key=model_key[:64], digest_size=16).digest())
 
 
@@ -337,36 +388,36 @@ def _read_all(
     outbox: SimpleQueue[_Piece],
     credits: SimpleQueue[bool],
 ) -> None:
-    """Read loads in pieces of ``step`` blocks, one for each credit."""
+    """Read loads in pieces of at most ``step`` parts, but whole blocks, one for each credit."""
     while (load := inbox.get()) is not None:
-        total = len(load.blocks.names)
-        for start in range(0, total, step):
+        start, first, total = 0, 0, len(load.ends)
+        while start < total:
             if not credits.get():
                 return
-            end = min(start + step, total)
-            data = np.empty((0 if load.is_over else end - start, block_bytes), np.uint8)
+            end = max(start + 1, int(np.searchsorted(load.ends, first + step, side="right")))
+            data = np.empty((0 if load.is_over else int(load.ends[end - 1]) - first, block_bytes), np.uint8)
             try:
-                count = _read(tiers, load, start, data)
+                num_parts = _read(tiers, load, first, data)
             except Exception:
                 _LOGGER.exception("a tier of the prefix cache failed: its blocks are computed")
-                count = 0
-            is_last = end == total or count < end - start
-            outbox.put(_Piece(load, start, data[:count], is_last))
+                num_parts = 0
+            read = int(np.searchsorted(load.ends, first + num_parts, side="right"))
+            is_last = end == total or read < end
+            whole = int(load.ends[read - 1]) - first if read else 0
+            outbox.put(_Piece(load, start, read, data[:whole], is_last))
             if is_last:
                 break
+            start, first = end, int(load.ends[end - 1])
         del load
 
 
 def _read(tiers: Sequence[BlockTier], load: _Load, start: int, data: U8) -> int:
-    """Read the blocks of a load from ``start`` on into data. Return the number of blocks before the first missing
-    one.
-    """
+    """Read the parts of a load from ``start`` on into data. Return the number of parts before the first missing one."""
     numbers = load.tiers[start : start + len(data)]
     bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(data)]
     for first, last in pairwise(bounds):
         if first < last:
-            names = load.blocks.names[start + first : start + last]
-            there = tiers[int(numbers[first])].read(names, data[first:last])
+            there = tiers[int(numbers[first])].read(load.names[start + first : start + last], data[first:last])
             if not there.all():
                 return first + int(np.argmin(there))
     return len(data)

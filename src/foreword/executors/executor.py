@@ -111,17 +111,21 @@ class BlockStore(Protocol):
 class TransferStore(BlockStore, Protocol):
     """A `BlockStore` whose blocks can be kept outside of it, as bytes.
 
-    block_bytes: the size of one block in all layers.
+    block_bytes: the size of one block in all layers. state_bytes: that of a state of recurrent layers, whose numbers
+    follow those of blocks; 0 without such states.
     """
 
     @property
     def block_bytes(self) -> int: ...
 
+    @property
+    def state_bytes(self) -> int: ...
+
     def read_blocks(self, blocks: I32, data: U8) -> None:
-        """Copy whole blocks into ``data``, uint8 [len(blocks), block_bytes]."""
+        """Copy whole blocks, or states, into ``data``, uint8 [len(blocks), bytes of one]."""
 
     def write_blocks(self, blocks: I32, data: U8) -> None:
-        """Copy ``data`` into whole blocks."""
+        """Copy ``data`` into whole blocks, or states."""
 
 
 class AdapterStore(Protocol):
@@ -155,11 +159,14 @@ class TransferExecutor(Executor, Protocol):
     @property
     def block_bytes(self) -> int: ...
 
+    @property
+    def state_bytes(self) -> int: ...
+
     def read_blocks(self, blocks: I32) -> U8:
-        """Return whole blocks, uint8 [len(blocks), block_bytes], in memory of their own."""
+        """Return whole blocks, or states, uint8 [len(blocks), bytes of one], in memory of their own."""
 
     def write_blocks(self, blocks: I32, data: U8) -> None:
-        """Copy ``data``, uint8 [len(blocks), block_bytes], into whole blocks."""
+        """Copy ``data``, uint8 [len(blocks), bytes of one], into whole blocks, or states."""
 
 
 class LoraExecutor(Executor, Protocol):

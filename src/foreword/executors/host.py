@@ -136,9 +136,13 @@ class PagedExecutor(HostExecutor):
 
 
 class TransferPagedExecutor(PagedExecutor):
-    """A `PagedExecutor` whose blocks can be kept outside the pool: see `TransferExecutor`."""
+    """A `PagedExecutor` whose blocks can be kept outside the pool: see `TransferExecutor`. num_blocks, num_states: see
+    `PoolSize`.
+    """
 
     cache: TransferStore
+    num_blocks: int
+    num_states: int = 0
     capabilities = PagedExecutor.capabilities | {Capability.BLOCK_TRANSFER}
 
     @property
@@ -150,8 +154,13 @@ class TransferPagedExecutor(PagedExecutor):
     def block_bytes(self) -> int:
         return self.cache.block_bytes
 
+    @property
+    def state_bytes(self) -> int:
+        return self.cache.state_bytes
+
     def read_blocks(self, blocks: I32) -> U8:
-        data = np.empty((len(blocks), self.cache.block_bytes), np.uint8)
+        is_state = self.num_states and len(blocks) and blocks[0] >= self.num_blocks
+        data = np.empty((len(blocks), self.state_bytes if is_state else self.block_bytes), np.uint8)
         self.cache.read_blocks(blocks, data)
         return data
 

@@ -184,7 +184,13 @@ class NativeKind(ExecutorKind[NativeOptions]):
         from foreword.executors.native import NativeExecutor
 
         return NativeExecutor(
-            spec, weights, num_blocks=size.num_blocks, block_size=size.block_size, pooling=pooling, **options.values()
+            spec,
+            weights,
+            num_blocks=size.num_blocks,
+            block_size=size.block_size,
+            num_states=size.num_states,
+            pooling=pooling,
+            **options.values(),
         )
 
     def encoder(
@@ -214,7 +220,14 @@ class NumpyKind(ExecutorKind[VisionOptions]):
     ) -> Executor:
         from foreword.executors.numpy import NumpyExecutor
 
-        return NumpyExecutor(spec, weights, num_blocks=size.num_blocks, block_size=size.block_size, pooling=pooling)
+        return NumpyExecutor(
+            spec,
+            weights,
+            num_blocks=size.num_blocks,
+            block_size=size.block_size,
+            num_states=size.num_states,
+            pooling=pooling,
+        )
 
     def encoder(
         self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec, options: VisionOptions
@@ -260,7 +273,13 @@ class TorchKind(ExecutorKind[TorchOptions]):
 
         make = TorchExecutor if options.num_ranks == 1 else ParallelExecutor
         return make(
-            spec, weights, num_blocks=size.num_blocks, block_size=size.block_size, pooling=pooling, **options.values()
+            spec,
+            weights,
+            num_blocks=size.num_blocks,
+            block_size=size.block_size,
+            num_states=size.num_states,
+            pooling=pooling,
+            **options.values(),
         )
 
     def encoder(

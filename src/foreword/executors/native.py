@@ -103,8 +103,12 @@ def weight_bytes(spec: DecoderSpec, name: str, tensor: Tensor, weight_format: We
     return round(prod(tensor.shape) * (_BYTES[target] if len(tensor.shape) > 1 else 4))
 
 
-def kv_report(spec: DecoderSpec, *, num_blocks: int, block_size: int, kv_format: KVFormat = "bf16") -> str:
-    """Return size and capacity of a KV pool: "KV 1.2 GiB = 2,048 blocks of 16 tokens: 4 requests of 8k"."""
+def kv_report(
+    spec: DecoderSpec, *, num_blocks: int, block_size: int, num_states: int = 0, kv_format: KVFormat = "bf16"
+) -> str:
+    """Return size and capacity of a KV pool: "KV 1.2 GiB = 2,048 blocks of 16 tokens: 4 requests of 8k". States in
+    slots of their own are counted, too: "2,048 blocks of 16 tokens, 80 states".
+    """
     size = native.kv_bytes(
         kv_format=kv_format,
         num_blocks=num_blocks,
@@ -114,18 +118,25 @@ def kv_report(spec: DecoderSpec, *, num_blocks: int, block_size: int, kv_format:
         head_dim=spec.head_dim,
         recurrent=_recurrent_sizes(spec),
         more_heads=_more_heads(spec),
+        num_states=num_states,
+        num_state_slots=spec.num_state_slots,
     )
     length = spec.max_model_len
     per_request = 0
     for group in batch_groups(spec, block_size):
+        if group.recurrent and num_states:
+            continue
         span = length if group.sliding_window is None else min(length, group.sliding_window + block_size)
         per_request += -(-span // group.tokens_per_block(None, length))
     requests = (num_blocks - 1) // per_request
+    if num_states:
+        requests = min(requests, num_states // sum(group.recurrent for group in spec.kv_groups()))
     name = f"{length // 1024}k" if length % 1024 == 0 else f"{length:,} tokens"
     holds = f"{requests} request{'s' if requests != 1 else ''} of {name}"
     if requests == 0:
         holds = f"part of one request of {name}"
-    return f"KV {_bytes_text(size)} = {num_blocks:,} blocks of {block_size} tokens: {holds}"
+    states = f", {num_states:,} states" if num_states else ""
+    return f"KV {_bytes_text(size)} = {num_blocks:,} blocks of {block_size} tokens{states}: {holds}"
 
 
 class NativeAdapters:
@@ -153,6 +164,7 @@ class NativeExecutor(TransferPagedExecutor):
     """Runs ``spec`` with ``weights`` on this machine's CPU.
 
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
+    num_states: slots for states of recurrent layers, whose ids follow those of the blocks; 0: states are in blocks.
     pooling: what pooling requests compute; None: the last token, without a head. isa: default FOREWORD_ISA, else the
     best of the machine. options: see `NativeOptions`.
 
@@ -179,13 +191,14 @@ class NativeExecutor(TransferPagedExecutor):
         *,
         num_blocks: int,
         block_size: int,
+        num_states: int = 0,
         isa: str | None = None,
         pooling: PoolingSpec | None = None,
         **options: Unpack[NativeKeywords],
     ) -> None:
         own = NativeOptions(**options)
         self.spec = spec
-        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_blocks, self.block_size, self.num_states = num_blocks, block_size, num_states
         self.weight_format, self.kv_format = own.weight_format, own.kv_format
         self.num_groups = len(spec.kv_groups())
         parts = built(lambda: self._new_core(isa, own), self._fill, weights, own, spec, _packed_as(own))
@@ -240,6 +253,8 @@ class NativeExecutor(TransferPagedExecutor):
                 recurrent=_recurrent_sizes(spec),
                 cpu_groups=nodes,
                 more_heads=_more_heads(spec),
+                num_states=self.num_states,
+                num_state_slots=spec.num_state_slots,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
@@ -253,7 +268,13 @@ class NativeExecutor(TransferPagedExecutor):
 
     def memory_report(self) -> str:
         """Return weights and KV pool in one line."""
-        kv = kv_report(self.spec, num_blocks=self.num_blocks, block_size=self.block_size, kv_format=self.kv_format)
+        kv = kv_report(
+            self.spec,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            num_states=self.num_states,
+            kv_format=self.kv_format,
+        )
         return f"weights {_bytes_text(self.core.packed_bytes)} packed ({self.weight_format}, {self.isa}); {kv}"
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:

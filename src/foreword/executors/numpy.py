@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from foreword.arrays import F32, I32, I64, U8
+from foreword.arrays import F32, I32, I64, U8, Bools
 from foreword.batch import InputBatch, visible
 from foreword.executors.executor import Capability
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, layer_norm, rms_norm, sigmoid, softmax
@@ -45,17 +45,19 @@ LoraTokens = Sequence[tuple[LoraFloats, I64]]
 
 class NumpyCache:
     """A `BlockStore` of arrays in which layer ``groups[g].layers[j]`` of a model uses slot j. A block belongs to one
-    group at a time, so all groups share one pool.
+    group at a time, so all groups with keys share one pool. The numbers of states follow those of blocks; without
+    ``num_states``, a state is in a block.
 
     keys, values: float32 [slots per block, num_blocks, numbers of a block in the layer with the most]: see `of_layer`.
-    states: float32 [slots per block, num_blocks, state_size], of recurrent layers.
+    states: float32 [slots per state, number, state_size], of recurrent layers; the first is that of number
+    ``first_state``.
     """
 
-    def __init__(self, spec: DecoderSpec, num_blocks: int, block_size: int) -> None:
+    def __init__(self, spec: DecoderSpec, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         self.block_size, shape = block_size, (spec.num_slots, num_blocks, block_size * spec.key_size)
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        self.states = np.zeros((spec.num_slots, num_blocks, spec.state_size), np.float32)
-        self._arrays = self.keys, self.values, self.states
+        self.states = np.zeros((spec.num_state_slots, num_states or num_blocks, spec.state_size), np.float32)
+        self.num_blocks, self.first_state = num_blocks, num_blocks if num_states else 0
 
     def of_layer(self, slot: int, heads: HeadShape) -> tuple[F32, F32]:
         """Return views of the keys and values of a layer: [num_blocks, block_size, num_kv_heads, head_dim]."""
@@ -66,29 +68,47 @@ class NumpyCache:
         return keys, values
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
-        for array in self._arrays:
-            array[:, destinations] = array[:, sources]
+        for array, first, own in self._parts(sources):
+            array[:, destinations[own] - first] = array[:, sources[own] - first]
 
     def zero_blocks(self, blocks: I32) -> None:
-        for array in self._arrays:
-            array[:, blocks] = 0
+        for array, first, own in self._parts(blocks):
+            array[:, blocks[own] - first] = 0
 
     @property
     def block_bytes(self) -> int:
-        return sum(array.nbytes // array.shape[1] for array in self._arrays)
+        return sum(_bytes_of_one(array) for array, *_ in self._parts(np.zeros(1, np.int32)))
+
+    @property
+    def state_bytes(self) -> int:
+        return _bytes_of_one(self.states) if self.first_state else 0
 
     def read_blocks(self, blocks: I32, data: U8) -> None:
-        parts = [array[:, blocks].swapaxes(0, 1).reshape(len(blocks), -1) for array in self._arrays]
+        parts = [array[:, blocks - first].swapaxes(0, 1).reshape(len(blocks), -1)
+                 for array, first, _ in self._parts(blocks)]  # fmt: skip
         data[:] = np.concatenate(parts, axis=1).view(np.uint8)
 
     def write_blocks(self, blocks: I32, data: U8) -> None:
         start = 0
-        for array in self._arrays:
+        for array, first, _ in self._parts(blocks):
             slots, _, *shape = array.shape
-            size = array.nbytes // array.shape[1]
+            size = _bytes_of_one(array)
             part = np.ascontiguousarray(data[:, start : start + size]).view(np.float32)
-            array[:, blocks] = part.reshape(len(blocks), slots, *shape).swapaxes(0, 1)
+            array[:, blocks - first] = part.reshape(len(blocks), slots, *shape).swapaxes(0, 1)
             start += size
+
+    def _parts(self, blocks: I32) -> list[tuple[F32, int, Bools]]:
+        """Return each array in which some of these blocks are, the number of its first one, and which ones they are."""
+        is_block, everything = blocks < self.num_blocks, np.ones(len(blocks), np.bool_)
+        if not self.first_state:
+            return [(array, 0, everything) for array in (self.keys, self.values, self.states)]
+        found = [(self.keys, 0, is_block), (self.values, 0, is_block), (self.states, self.first_state, ~is_block)]
+        return [part for part in found if part[2].any()]
+
+
+def _bytes_of_one(array: F32) -> int:
+    """Return the bytes of a block in an array [slots, blocks, …]."""
+    return array[:, 0].nbytes
 
 
 class NumpyAdapters:
@@ -153,17 +173,18 @@ class NumpyExecutor(TransferPagedExecutor):
         *,
         num_blocks: int,
         block_size: int,
+        num_states: int = 0,
         pooling: PoolingSpec | None = None,
     ) -> None:
         super().__init__(
-            NumpyCache(spec, num_blocks, block_size),
+            NumpyCache(spec, num_blocks, block_size, num_states),
             NumpyAdapters(),
             pooler=Pooler(pooling or PoolingSpec(), weights),
             hidden_size=spec.hidden_size,
             extra_size=spec.extra_size,
             mrope_dims=spec.mrope_dims,
         )
-        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_blocks, self.block_size, self.num_states = num_blocks, block_size, num_states
         self.spec, self.weight = spec, FloatWeights(weights)
         self.groups, self.places = spec.kv_groups(), spec.places()
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)  # the residual stream of the last step
@@ -176,7 +197,9 @@ class NumpyExecutor(TransferPagedExecutor):
         embeds, mrope = self.inputs_of(batch)
         has_spans = embeds is not None and embeds[1].shape[1] > spec.hidden_size
         seen = last_seen(batch, embeds) if embeds is not None and has_spans else None
-        runs = {g: state_runs(batch, g) for g, group in enumerate(self.groups) if group.recurrent}
+        runs = {
+            g: state_runs(batch, g, self.cache.first_state) for g, group in enumerate(self.groups) if group.recurrent
+        }
         step = NumpyStep(batch, self.adapters.of_step(batch), mrope, seen, runs)
         x = self.weight("embed")[batch.input_ids[:T]] * np.float32(spec.embedding_scale)  # [T, hidden]
         if embeds is not None:

@@ -12,8 +12,8 @@ from foreword.executors.functions import rms_norm, sigmoid, silu
 from foreword.models.recurrent import RecurrentSpec
 
 StateRun = tuple[slice, int, int]
-"""Consecutive tokens of a request after which its state is kept, the block that it is read from, −1 for a new request,
-and the block that it is written to.
+"""Consecutive tokens of a request after which its state is kept, the entry of the states that it is read from, −1 for a
+new request, and the one that it is written to.
 """
 
 
@@ -22,7 +22,7 @@ def recurrent_layer(
 ) -> F32:
     """Return the layer's output [T, hidden] before the residual sum; h: its normed input [T, hidden].
 
-    states: float32 [num_blocks, ≥ state_size]: read and written as ``runs`` say, see `state_runs`.
+    states: float32 [number, ≥ state_size]: read and written as ``runs`` say, see `state_runs`.
     """
     if spec.kind == "short_conv":
         return _short_conv(h, weight, spec, states, runs)
@@ -51,16 +51,19 @@ def recurrent_layer(
     return out @ weight("o").T
 
 
-def state_runs(batch: InputBatch, group: int) -> list[StateRun]:
-    """Return the runs of a step for the layers of a KV group, in the order of their tokens."""
+def state_runs(batch: InputBatch, group: int, first: int) -> list[StateRun]:
+    """Return the runs of a step for the layers of a KV group, in the order of their tokens. first: the block that is
+    entry 0 of the states.
+    """
     runs: list[StateRun] = []
     blocks = state_indices(batch, group)
     for b in range(batch.num_reqs):
         num_drafts, end = int(batch.num_draft_tokens[b]), int(batch.query_start_loc[b + 1])
-        first_draft, before, after = end - num_drafts, int(blocks.read[b]), int(blocks.write[b])
+        first_draft, after = end - num_drafts, int(blocks.write[b]) - first
+        before = int(blocks.read[b]) - first if blocks.read[b] >= 0 else -1
         runs.append((slice(int(batch.query_start_loc[b]), first_draft), before, after))
         for t, block in enumerate(blocks.drafts[b, :num_drafts].tolist(), first_draft):
-            before, after = after, block
+            before, after = after, block - first
             runs.append((slice(t, t + 1), before, after))
     return runs
 

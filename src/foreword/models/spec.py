@@ -332,8 +332,13 @@ class DecoderSpec:
 
     @property
     def num_slots(self) -> int:
-        """The number of storage slots of a block: the largest number of layers in a KV group."""
-        return max(len(group.layers) for group in self.kv_groups())
+        """The number of storage slots of a block: the largest number of layers in a KV group with keys and values."""
+        return max((len(group.layers) for group in self.kv_groups() if not group.recurrent), default=0)
+
+    @property
+    def num_state_slots(self) -> int:
+        """The number of storage slots of a state: the number of recurrent layers."""
+        return sum(len(group.layers) for group in self.kv_groups() if group.recurrent)
 
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
         """Return the layers in groups of one kind each, see `grouped_layers`. Layers that read another layer's keys are
@@ -378,21 +383,23 @@ class LayerKind(NamedTuple):
 
 
 def grouped_layers(kinds: Iterable[LayerKind | None]) -> tuple[KVGroupSpec, ...]:
-    """Partition layers into groups of nearly equal size, each of one kind, so that they can share one pool.
+    """Partition layers into groups of nearly equal size, each of one kind, so that they can share one pool. Recurrent
+    layers are one group, since their states are no blocks of that pool.
 
-    kinds: the kind of each layer; None for a layer that keeps nothing. With n = the layers of the rarest kind, every
-    group has at most n layers: 18 layers at 5 sliding : 1 full (15 and 3) make five sliding groups and one full group
-    of three layers.
+    kinds: the kind of each layer; None for a layer that keeps nothing. With n = the layers of the rarest kind with
+    keys, every group of such layers has at most n: 18 layers at 5 sliding : 1 full (15 and 3) make five sliding groups
+    and one full group of three layers.
     """
     by_kind: dict[LayerKind, list[int]] = {}
     for i, kind in enumerate(kinds):
         if kind is not None:
             by_kind.setdefault(kind, []).append(i)
-    size = min(len(layers) for layers in by_kind.values())
+    size = min((len(layers) for kind, layers in by_kind.items() if not kind.recurrent), default=0)
     return tuple(
-        KVGroupSpec(tuple(layers[start : start + size]), kind.sliding_window, kind.recurrent)
+        KVGroupSpec(tuple(layers[start : start + most]), kind.sliding_window, kind.recurrent)
         for kind, layers in by_kind.items()
-        for start in range(0, len(layers), size)
+        for most in [len(layers) if kind.recurrent else size]
+        for start in range(0, len(layers), most)
     )
 
 

@@ -114,8 +114,8 @@ class Engine:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Report the pressure when Ray Serve calls it: see `foreword.ray.scaling`."""
-        scheduler, pool = self._llm.engine.scheduler, self._llm.engine.cache.pool
-        used = max(pool.num_used / (pool.num_blocks - 1), len(scheduler.running) / scheduler.config.max_num_seqs)
+        scheduler, cache = self._llm.engine.scheduler, self._llm.engine.cache
+        used = max(cache.pool.usage, cache.state_pool.usage, len(scheduler.running) / scheduler.config.max_num_seqs)
         return {WAITING: float(len(scheduler.waiting)), PRESSURE: used}
 
     def check_health(self) -> None:

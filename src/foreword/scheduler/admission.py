@@ -111,7 +111,8 @@ class AdmissionControl:
         return fitting, request.whole(fitting.num_tokens, fitting.cut(n), n) if config.chunks_prompts else n
 
     def _fitting_hit(self, hit: PrefixHit, n: int) -> PrefixHit | Reason:
-        """Return the hit to use for a request that computes n tokens, or the reason if there are too few blocks.
+        """Return the hit to use for a request that computes n tokens, or the reason if there are too few blocks or
+        state slots.
 
         A copy also needs its source block, and a hit with a sliding window needs more blocks than the window. When the
         pool is nearly full, fall back to a smaller hit.
@@ -123,13 +124,25 @@ class AdmissionControl:
                 free -= self._cache.blocks_reserved(self._running.rows)
         tokens = hit.prompt_len if self._config.reserve_full_prompt else min(hit.num_tokens + n, hit.prompt_len)
         need = self._cache.blocks_to_admit(hit, tokens, chunk=n)
-        if need <= free:
+        if need <= free and self._has_states(hit):
             return hit
         smaller = (hit.without_partial(), self._cache.miss(hit.prompt_len, hit.num_known)) if hit.num_tokens else ()
         for less in smaller:
-            if less is not hit and self._cache.blocks_to_admit(less, tokens, chunk=n) <= free:
+            if (
+                less is not hit
+                and self._cache.blocks_to_admit(less, tokens, chunk=n) <= free
+                and self._has_states(less)
+            ):
                 return less
+        if need <= free:
+            states = self._cache.states_to_admit(hit)
+            return reason("no_states", need=states, free=self._cache.num_free_states(states))
         return reason("no_blocks", need=need, free=max(free, 0))
+
+    def _has_states(self, hit: PrefixHit) -> bool:
+        """Return whether the state slots that a hit takes are free."""
+        need = self._cache.states_to_admit(hit)
+        return not need or need <= self._cache.num_free_states(need)
 
     def place(self, request: Request, fit: Fit, admissions: Admissions) -> int:
         """Give the request a row with blocks for the tokens that fit, and record it. Return the number of tokens."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Code = Literal[
-    "running", "new", "loading", "no_blocks", "token_budget", "max_num_seqs", "preemption", "behind", "prompt_of",
-    "share", "unknown",
+    "running", "new", "loading", "no_blocks", "no_states", "token_budget", "max_num_seqs", "preemption", "behind",
+    "prompt_of", "share", "unknown",
 ]  # fmt: skip
 
 
@@ -19,6 +19,7 @@ class Reason:
     new            no step has considered it yet
     loading        the beginning of its prompt is read from outside the pool: from disk, or from the host's memory
     no_blocks      it needs more blocks than are free (beyond what running prompts and the watermark reserve)
+    no_states      it needs more slots for the states of its recurrent layers than are free
     token_budget   other requests took the step's tokens
     max_num_seqs   max_num_seqs requests are running
     preemption     a running request was preempted in this step, so no request was admitted

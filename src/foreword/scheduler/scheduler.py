@@ -378,11 +378,17 @@ class Scheduler:
 
 def check_pool(cache: KVCacheManager, max_model_len: int, max_new_tokens: int) -> None:
     """Raise ConfigError, with the numbers that would work, unless one request of max_model_len tokens fits
-    in the pool.
+    in the pool, and its states in theirs.
     """
+    of_states = [g.most_blocks(1, 1) for g, apart in zip(cache.groups, cache.is_apart, strict=True) if apart]
+    of_blocks = [group for group, apart in zip(cache.groups, cache.is_apart, strict=True) if not apart]
+    if of_states and sum(of_states) > cache.state_pool.num_blocks:
+        raise ConfigError(
+            f"num_states={cache.state_pool.num_blocks}: one request needs {sum(of_states)}; use at least that many"
+        )
 
     def needed(length: int) -> int:
-        return 1 + sum(g.most_blocks(length, min(length, max_new_tokens)) for g in cache.groups)
+        return 1 + sum(g.most_blocks(length, min(length, max_new_tokens)) for g in of_blocks)
 
     if needed(max_model_len) <= cache.pool.num_blocks:
         return

@@ -134,14 +134,17 @@ class ServerMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Read in the thread of the caller, while the engine runs: each value is right, their moments may differ."""
-        counts, times, scheduler, pool = self._counts, self._times, self._engine.scheduler, self._engine.cache.pool
+        counts, times, scheduler, cache = self._counts, self._times, self._engine.scheduler, self._engine.cache
         waiting = list(scheduler.waiting)  # one operation, which no other thread interrupts
         ledger = scheduler.ledger
         refused = Counter[str]() if self._admission is None else self._admission.num_refused
         yield self._gauge("num_requests_running", "Completions that hold a row.", len(scheduler.running))
         num_loading = 0 if self._engine.tiers is None else self._engine.tiers.num_waiting
         yield self._gauge("num_requests_waiting", "Completions that wait.", len(waiting) + num_loading)
-        yield self._gauge("kv_cache_usage_perc", "Used part of the KV blocks.", pool.num_used / (pool.num_blocks - 1))
+        yield self._gauge("kv_cache_usage_perc", "Used part of the KV blocks.", cache.pool.usage)
+        if cache.has_state_pool:
+            text = "Used part of the slots for states of recurrent layers."
+            yield self._gauge("foreword:state_slots_usage", text, cache.state_pool.usage)
         reasons = Counter(ledger.reason_for(request.request_id, len(request)).code for request in waiting)
         reasons.update({"loading": num_loading} if num_loading else {})
         yield self._labelled(

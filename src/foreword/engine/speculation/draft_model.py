@@ -42,6 +42,7 @@ class DraftModelDrafter:
         *,
         kv_groups: Sequence[KVGroup],
         num_blocks: int,
+        num_states: int = 0,
         max_num_batched_tokens: int,
         relative_cost: float,
     ) -> None:
@@ -62,7 +63,7 @@ class DraftModelDrafter:
         self._gone = GoneRows(target)
         self._state_tables = [table.table for table in self.states.block_tables if table.group.recurrent]
         self._num_known = np.zeros(target.max_num_reqs, np.int32)  # by row: tokens of the target, when last mirrored
-        self.cache = KVCacheManager(self.states, num_blocks, prefix_caching=False)
+        self.cache = KVCacheManager(self.states, num_blocks, num_states=num_states, prefix_caching=False)
         self.buffers = InputBuffers.for_states(self.states, max_num_batched_tokens)
         self.processors = Processors(self.states)
         self._mirrored: dict[int, int] = {}  # target row → its mirror row
@@ -130,7 +131,8 @@ class DraftModelDrafter:
         if row in self.target.extras.prompt_embeds:
             return False
         hit = self.cache.miss(known)
-        if self.cache.blocks_to_admit(hit, known) > self.cache.pool.num_free:
+        is_short = self.cache.blocks_to_admit(hit, known) > self.cache.pool.num_free
+        if is_short or self.cache.states_to_admit(hit) > self.cache.state_pool.num_free:
             return False
         tokens = self.target.token_ids[row, :known]
         params = replace(self.target.sampling.params.get(row, GREEDY), logprobs=None, prompt_logprobs=None)

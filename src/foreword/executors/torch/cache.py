@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from foreword.arrays import I32, U8
+from foreword.arrays import I32, U8, Bools
 from foreword.executors.torch.tensors import as_tensor
 
 
@@ -50,10 +50,11 @@ class PagedCache:
     """A `BlockStore` of keys and values of every layer with attention, and states of every recurrent layer.
 
     A block has one storage slot per layer of a KV group. A block belongs to one group at a time, so all groups share
-    the pool, and slot j is as large as the largest layer that uses it.
+    the pool, and slot j is as large as the largest layer that uses it. The numbers of states follow those of blocks, if
+    there are ``num_states``; else a state is in a block. first_state: the number of the first state.
 
     keys, values: for each of ``layers``, views [num_blocks, block_size, num_kv_heads, key_dim or value_dim].
-    states: of each of ``recurrent``, views float32 [num_blocks, size].
+    states: of each of ``recurrent``, float32 [number of states, size].
     scales: of each of ``layers`` with dtype torch.float8_e4m3fn, whose keys and values are these codes as uint8: those
     of keys and those of values, views float32 [num_blocks, block_size, num_kv_heads]. Empty for another dtype.
 
@@ -69,16 +70,21 @@ class PagedCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         recurrent: Sequence[StateLayer] = (),
+        num_states: int = 0,
     ) -> None:
         self.layers, self.block_size, self.dtype, self.device = tuple(layers), block_size, dtype, torch.device(device)
         has_scales = dtype is torch.float8_e4m3fn
-        sizes = slot_sizes(layers, block_size, dtype, recurrent)
+        sizes = slot_sizes(layers, block_size, dtype, () if num_states else recurrent)
         dtype = torch.uint8 if has_scales else dtype
+        self.num_blocks, self.first_state = num_blocks, num_blocks if num_states else 0
         try:
             self._slots = [torch.zeros(num_blocks, size, dtype=dtype, device=device) for size in sizes]
+            if num_states:
+                self.states = [torch.zeros(num_states, of.size, device=device) for of in recurrent]
+            else:
+                self.states = [self._slots[of.slot].view(torch.float32)[:, : of.size] for of in recurrent]
         except RuntimeError:
             raise MemoryError(f"the KV pool of {num_blocks} blocks does not fit: use fewer") from None
-        self.states = [self._slots[of.slot].view(torch.float32)[:, : of.size] for of in recurrent]
         self.keys, self.values = [], []
         self.scales: list[tuple[torch.Tensor, torch.Tensor]] = []
         for layer in self.layers:
@@ -98,35 +104,60 @@ class PagedCache:
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """See `BlockStore.copy_blocks`."""
-        read, written = (as_tensor(blocks, self.device) for blocks in (sources, destinations))
-        for slot in self._slots:
-            slot.index_copy_(0, written.long(), slot[read])
+        for memory, first, own in self._parts(sources):
+            read, written = (as_tensor(blocks[own] - first, self.device) for blocks in (sources, destinations))
+            for slot in memory:
+                slot.index_copy_(0, written.long(), slot[read])
 
     def zero_blocks(self, blocks: I32) -> None:
         """See `BlockStore.zero_blocks`."""
-        for slot in self._slots:
-            slot.index_fill_(0, as_tensor(blocks, self.device).long(), 0)
+        for memory, first, own in self._parts(blocks):
+            zeroed = as_tensor(blocks[own] - first, self.device).long()
+            for slot in memory:
+                slot.index_fill_(0, zeroed, 0)
 
     @property
     def block_bytes(self) -> int:
-        return sum(slot.shape[1] * slot.dtype.itemsize for slot in self._slots)
+        return _bytes_of_one(self._slots)
+
+    @property
+    def state_bytes(self) -> int:
+        return _bytes_of_one(self.states) if self.first_state else 0
 
     def read_blocks(self, blocks: I32, data: U8) -> None:
         """See `TransferStore.read_blocks`."""
-        read, start = as_tensor(blocks, self.device), 0
-        for slot in self._slots:
-            part = slot[read].view(torch.uint8).cpu().numpy()
-            data[:, start : start + part.shape[1]] = part
-            start += part.shape[1]
+        start = 0
+        for memory, first, _ in self._parts(blocks):
+            read = as_tensor(blocks - first, self.device)
+            for slot in memory:
+                part = slot[read].view(torch.uint8).cpu().numpy()
+                data[:, start : start + part.shape[1]] = part
+                start += part.shape[1]
 
     def write_blocks(self, blocks: I32, data: U8) -> None:
         """See `TransferStore.write_blocks`."""
-        written, start = as_tensor(blocks, self.device).long(), 0
-        for slot in self._slots:
-            size = slot.shape[1] * slot.dtype.itemsize
-            part = torch.from_numpy(data[:, start : start + size].copy()).view(slot.dtype)
-            slot.index_copy_(0, written, part.to(self.device))
-            start += size
+        start = 0
+        for memory, first, _ in self._parts(blocks):
+            written = as_tensor(blocks - first, self.device).long()
+            for slot in memory:
+                size = slot.shape[1] * slot.dtype.itemsize
+                part = torch.from_numpy(data[:, start : start + size].copy()).view(slot.dtype)
+                slot.index_copy_(0, written, part.to(self.device))
+                start += size
+
+    def _parts(self, blocks: I32) -> list[tuple[list[torch.Tensor], int, Bools]]:
+        """Return the memory of blocks and that of states, if some of these numbers are theirs: the tensors, the number
+        of their first entry, and which of the numbers are theirs.
+        """
+        is_block = blocks < self.num_blocks
+        if is_block.all():
+            return [(self._slots, 0, is_block)]
+        found = [(self._slots, 0, is_block), (self.states, self.first_state, ~is_block)]
+        return [part for part in found if part[2].any()]
+
+
+def _bytes_of_one(memory: Sequence[torch.Tensor]) -> int:
+    return sum(slot.shape[1] * slot.dtype.itemsize for slot in memory)
 
 
 def slot_sizes(

@@ -35,6 +35,7 @@ class TorchExecutor(TransferPagedExecutor):
     """Runs ``spec`` with ``weights`` under `TorchOptions`. Samples on the host.
 
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
+    num_states: slots for states of recurrent layers, whose ids follow those of the blocks; 0: states are in blocks.
     pooling: of pooling requests; None: the last token, without a head.
     shards: the part of the model that this process computes; None: all of it.
     torch.compile leaves out attention, recurrent layers and steps with adapters. Threads are those of PyTorch's
@@ -58,13 +59,14 @@ class TorchExecutor(TransferPagedExecutor):
         *,
         num_blocks: int,
         block_size: int,
+        num_states: int = 0,
         pooling: PoolingSpec | None = None,
         shards: Shards | None = None,
         **options: Unpack[TorchKeywords],
     ) -> None:
         given = TorchOptions(**options)
         self.spec, self.shards = spec, shards or Shards()
-        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_blocks, self.block_size, self.num_states = num_blocks, block_size, num_states
         if given.num_ranks != self.shards.all.size:
             raise ConfigError(f"the model is divided among {given.num_ranks} processes; use `ParallelExecutor`")
         use_threads(given.num_threads)
@@ -83,6 +85,7 @@ class TorchExecutor(TransferPagedExecutor):
             dtype=load.dtype,
             device=load.device,
             recurrent=recurrent,
+            num_states=num_states,
         )
         super().__init__(
             cache,
@@ -130,7 +133,7 @@ class TorchExecutor(TransferPagedExecutor):
             self.adapters.of_step(batch),
             self.attention,
             self._rotaries.at(positions, self.dtype, mrope),
-            RecurrentStep(batch, self.cache.states, self.device) if self.spec.state_size else None,
+            RecurrentStep(batch, self.cache, self.device) if self.spec.state_size else None,
             {growth: growth_factors(growth, positions, self.dtype) for growth in self._growths},
         )
 

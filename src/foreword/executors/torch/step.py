@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from foreword.arrays import I32, I64, Ints
 from foreword.batch import InputBatch
 from foreword.executors.torch.attention import PagedAttention
+from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.rotation import Rotation
 from foreword.executors.torch.tensors import as_tensor
@@ -64,13 +65,13 @@ class RecurrentStep:
     The states that are kept are those after the last token of each request, in their order, then those before drafts,
     by t and by request.
 
-    states: of each recurrent layer, float32 [num_blocks, state_size]. read: of each recurrent KV group, the blocks of
+    states: of each recurrent layer, float32 [number, state_size]. read: of each recurrent KV group, the entries with
     the states that the step starts from, int64 [requests]; written: those of the states that are kept, int64 [kept].
     before_drafts: by t, the requests with a draft after token t, int64. is_new: whether nothing is computed of a
     request yet. tokens: int64 [T], the batch's token of each row.
     """
 
-    def __init__(self, batch: InputBatch, states: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(self, batch: InputBatch, cache: PagedCache, device: torch.device) -> None:
         lengths = batch.num_scheduled_tokens
         order = np.argsort(-lengths, kind="stable")
         self._lengths = lengths[order].astype(np.int64)
@@ -79,7 +80,12 @@ class RecurrentStep:
         self._at = np.repeat(np.arange(len(counts)), counts)  # t of each row
         self._request = np.arange(len(self._at)) - self._begins[self._at]
         self._indices: dict[int, tuple[Tensor, Tensor]] = {}
-        self.states, self.begins, self._device = states, self._begins.tolist(), device
+        self.states, self._first, self.begins, self._device = (
+            cache.states,
+            cache.first_state,
+            self._begins.tolist(),
+            device,
+        )
         self.tokens = as_tensor(batch.query_start_loc[order][self._request] + self._at, device)
         self.is_new = as_tensor(batch.num_computed_tokens[order] == 0, device)
         rows, num_drafts = batch.idx_mapping[order], batch.num_draft_tokens[order].astype(np.int64)
@@ -97,7 +103,10 @@ class RecurrentStep:
     def _blocks(self, batch: InputBatch, rows: I32, entries: Ints) -> dict[int, Tensor]:
         """Return these entries of the rows in the block table of each recurrent KV group."""
         tables = {g: table.table for g, table in enumerate(batch.states.block_tables) if table.group.recurrent}
-        return {g: as_tensor(table[rows, entries].astype(np.int64), self._device) for g, table in tables.items()}
+        return {
+            g: as_tensor(table[rows, entries].astype(np.int64) - self._first, self._device)
+            for g, table in tables.items()
+        }
 
     def convolution(self, kernel: int) -> tuple[Tensor, Tensor]:
         """Return, for a convolution over ``kernel`` inputs, the inputs of each row int64 [T, kernel], and those that
