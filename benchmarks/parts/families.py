@@ -166,6 +166,7 @@ class Steps:
         groups = batch_groups(spec, BLOCK_SIZE)
         self.executor = NativeExecutor(
             spec, self.weights, num_blocks=max(s.num_blocks(groups) for s in WORKS.values()), block_size=BLOCK_SIZE,
+            num_states=max(s.num_reqs for s in WORKS.values()) if spec.state_size else 0,
             weight_format=weight_format, num_threads=num_threads,
         )  # fmt: skip
         self.executor.zero_blocks(np.arange(self.executor.num_blocks, dtype=np.int32))
@@ -173,7 +174,12 @@ class Steps:
 
     def _batch(self, shape: Shape) -> InputBatch:
         groups = batch_groups(self.spec, BLOCK_SIZE)
-        states, plan = shape.admit(vocab_size=self.spec.vocab_size, max_model_len=shape.length, kv_groups=groups)
+        states, plan = shape.admit(
+            vocab_size=self.spec.vocab_size,
+            max_model_len=shape.length,
+            kv_groups=groups,
+            first_state=self.executor.num_blocks if self.executor.num_states else 1,
+        )
         return prepare_inputs(
             states, plan, InputBuffers.for_states(states, shape.num_tokens), gather_block_tables=False
         )

@@ -80,6 +80,18 @@ def test_shapes_larger_than_the_pool_are_not_measured():
         fit(steps)
 
 
+def test_states_of_measured_requests_are_in_slots_after_the_blocks():
+    shape, groups = Shape(3, 2, 7), [KVGroup(4), KVGroup(4, recurrent=True)]
+    assert [shape.fits(groups, *pool) for pool in ((10, 3), (9, 3), (10, 2), (13, 0), (12, 0))] == [
+        True, False, False, True, False,
+    ]  # fmt: skip
+    for first_state, blocks, slots in ((10, range(1, 10), [10, 11, 12]), (1, None, [4, 8, 12])):
+        states, _ = shape.admit(vocab_size=5, max_model_len=20, kv_groups=groups, first_state=first_state)
+        keys, own = (table.table[:, : table.num_blocks[0]] for table in states.block_tables)
+        assert blocks is None or keys.ravel().tolist() == list(blocks)
+        assert own.ravel().tolist() == slots
+
+
 def test_a_simulation_uses_the_saved_costs(tmp_path: Path):
     trace, cost = tmp_path / "a.jsonl", tmp_path / "cost.json"
     rows = [{"timestamp": 0, "input_length": 10, "output_length": 3, "hash_ids": [1]}] * 2

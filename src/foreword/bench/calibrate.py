@@ -50,6 +50,7 @@ def measure(
     max_model_len: int,
     kv_groups: Sequence[KVGroup],
     num_blocks: int,
+    num_states: int = 0,
     num_runs: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[MeasuredStep]:
@@ -57,9 +58,14 @@ def measure(
     out.
     """
     for shape in wanted:
-        if shape.num_blocks(kv_groups) > num_blocks or shape.length >= max_model_len:
+        if not shape.fits(kv_groups, num_blocks, num_states) or shape.length >= max_model_len:
             continue
-        states, plan = shape.admit(vocab_size=vocab_size, max_model_len=max_model_len, kv_groups=kv_groups)
+        states, plan = shape.admit(
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            kv_groups=kv_groups,
+            first_state=num_blocks if num_states else 1,
+        )
         buffers = InputBuffers.for_states(states, shape.num_tokens)
         processors = Processors(states)
         times = []

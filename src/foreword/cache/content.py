@@ -86,8 +86,10 @@ class CachedContent:
             index, ids = index[ids != 0], ids[ids != 0]
         self.hold(node, group, ids, index)
 
-    def hold(self, node: PrefixNode, group: int, ids: I64, index: I64) -> None:
-        """Record that these blocks, which have no content, hold the blocks ``index`` of the node from now on."""
+    def hold(self, node: PrefixNode, group: int, ids: I64, index: I64, *, is_passing: bool = False) -> None:
+        """Record that these blocks, which have no content, hold the blocks ``index`` of the node from now on.
+        is_passing: see `BlockStored`.
+        """
         at = index - node.start
         held = node.blocks[group][at]
         if np.count_nonzero(held):  # the same content is cached already
@@ -109,17 +111,17 @@ class CachedContent:
                 tokens = node.tokens[(i - node.start) * size : (i - node.start + 1) * size]
                 names, ids_of_block = self.tree.name(node, i), tuple(np.frombuffer(tokens, np.int32).tolist())
                 extra = node.extra if i == node.start else NO_EXTRA
-                self._on_event(BlockStored(*names, ids_of_block, block, group, extra, adapter))
+                self._on_event(BlockStored(*names, ids_of_block, block, group, extra, adapter, is_passing))
 
-    def remove(self, blocks: Ints) -> None:
-        """Forget the content of these cached blocks."""
+    def remove(self, blocks: Ints, *, is_replaced: bool = False) -> None:
+        """Forget the content of these cached blocks. is_replaced: see `BlockRemoved`."""
         at = blocks.astype(np.intp)
         with self.changes:
             serials = self._serial[at]
             lasts = (serials[1:] != serials[:-1]).nonzero()[0].tolist() if len(at) > 1 else ()
             for before, last in pairwise((-1, *lasts, len(at) - 1)):
                 node = self.tree.nodes[int(serials[last])]
-                self._remove_from(node, at[before + 1 : last + 1])
+                self._remove_from(node, at[before + 1 : last + 1], is_replaced)
                 self.tree.prune(node)
             self._is_cached[at] = False
             self.version += 1
@@ -144,7 +146,7 @@ class CachedContent:
     def _places(self, index: I64, group: int) -> I64:
         return index if len(self._node_blocks) == 1 else index * len(self._node_blocks) + group
 
-    def _remove_from(self, node: PrefixNode, blocks: I64) -> None:
+    def _remove_from(self, node: PrefixNode, blocks: I64, is_replaced: bool) -> None:
         place = self._place[blocks]
         node.num_blocks -= len(blocks)
         if len(node.blocks) == 1 and not node.spares and self._on_event is None:
@@ -154,7 +156,7 @@ class CachedContent:
         index, group = np.divmod(place, len(self._node_blocks))
         if self._on_event is not None:
             for block, i, g in zip(blocks.tolist(), index.tolist(), group.tolist(), strict=True):
-                self._on_event(BlockRemoved(self.tree.name(node, i)[0], block, g))
+                self._on_event(BlockRemoved(self.tree.name(node, i)[0], block, g, is_replaced))
         if node.spares:
             for block, i, g in zip(blocks.tolist(), index.tolist(), group.tolist(), strict=True):
                 spares = node.spares.get((g, i), [])

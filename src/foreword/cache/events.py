@@ -11,7 +11,8 @@ class BlockStored:
     """A block can be hit from now on. hash names the whole prefix up to its end, parent_hash the prefix before it.
 
     extra_keys: what else has to be equal in it, such as ("salt", "x"); see `foreword.cache.keys`. adapter: number and
-    name of the adapter that the whole prefix was computed with.
+    name of the adapter that the whole prefix was computed with. is_passing: whether it is a state that its request
+    replaces by a later one.
     """
 
     hash: bytes
@@ -21,15 +22,19 @@ class BlockStored:
     group: int
     extra_keys: tuple[Hashable, ...] = ()
     adapter: tuple[int, str] | None = None
+    is_passing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """The block's content can no longer be hit: it was evicted, or now belongs to a longer prefix."""
+    """The block's content can no longer be hit: it was evicted, or now belongs to a longer prefix. is_replaced: whether
+    it is a state that a later one replaces.
+    """
 
     hash: bytes
     block: int
     group: int
+    is_replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

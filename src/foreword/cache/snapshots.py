@@ -97,14 +97,16 @@ class StateSnapshots:
         while pending and pending[0][0] < computed:
             num_tokens, blocks = pending.pop(0)
             node, index, kept = self._kept(row, num_tokens)
+            is_passing = num_tokens not in self._stops[row]
             for i, g in enumerate(self._tables):
                 if not kept[i]:  # else an equal state is kept already
-                    self._content.hold(node, g, blocks[i : i + 1].astype(np.intp), np.array([index]))
+                    own = blocks[i : i + 1].astype(np.intp)
+                    self._content.hold(node, g, own, np.array([index]), is_passing=is_passing)
             self._pool.free(blocks)
             self._newest[row] = num_tokens
             if kept.any():
                 self._keep_for_others(num_tokens)
-            elif num_tokens not in self._stops[row]:
+            elif is_passing:
                 self._forget_replaced(row)
                 self._replaced[row] = num_tokens
         if not pending:
@@ -133,7 +135,7 @@ class StateSnapshots:
             *_, kept = self._kept(row, int(self._replaced[row]))
             unused = kept[(kept != 0) & (self._pool.num_refs[kept] == 0)]
             if unused.size:
-                self._content.remove(unused)
+                self._content.remove(unused, is_replaced=True)
                 self._pool.forget(unused)
 
     def detach_all(self) -> None:

@@ -60,6 +60,7 @@ def calibrate(
         max_model_len=size.max_model_len,
         kv_groups=size.kv_groups,
         num_blocks=size.num_blocks,
+        num_states=size.num_states,
         num_runs=num_runs,
     ):
         shape = step.shape

@@ -114,10 +114,13 @@ class Tiers:
         """Follow the content of the pool."""
         if isinstance(event, BlockStored):
             if len(event.token_ids) == self._cache.tree.block_size:
-                self._names[event.block] = self._computed[event.block] = block_name(event.hash, event.group)
+                self._names[event.block] = name = block_name(event.hash, event.group)
+                if not event.is_passing:
+                    self._computed[event.block] = name
         elif isinstance(event, BlockRemoved):
-            if (name := self._names.pop(event.block, None)) is not None:
-                self._evicted[event.block] = name
+            removed = self._names.pop(event.block, None)
+            if removed is not None and not event.is_replaced:
+                self._evicted[event.block] = removed
         else:
             self._names.clear()
             self._computed.clear()
