@@ -31,7 +31,7 @@ UNUSUAL = [
     "gemma4-moe",
 ]
 HYBRIDS = sorted(name for name, tiny in TINY.items() if any("conv" in tensor for tensor in tiny["shapes"]))
-M, UNIT = 64, 4
+M, UNIT, NUM_STATES = 64, 4, 90
 
 
 class Work:
@@ -53,13 +53,17 @@ class Work:
         from foreword.executors.native import NativeExecutor
 
         spec = self.model.spec
+        num_states = NUM_STATES if spec.state_size else 0
         settings = {"max_num_seqs": 8, "block_size": UNIT, "watermark": 0.0, "check": "full"} | config
         return Engine(
-            NativeExecutor(spec, self.model.weights, num_blocks=num_blocks, block_size=UNIT, num_threads=1),
+            NativeExecutor(
+                spec, self.model.weights, num_blocks=num_blocks, block_size=UNIT, num_states=num_states, num_threads=1
+            ),
             vocab_size=spec.vocab_size,
             max_model_len=M,
             kv_groups=batch_groups(spec, UNIT),
             num_blocks=num_blocks,
+            num_states=num_states,
             config=engine_config(settings),
             tiers=tiers,
         )
@@ -119,7 +123,7 @@ def test_chunks_states_of_others_and_preemption_change_no_token(work):
 
     groups = batch_groups(work.model.spec, UNIT)
     kept = [min(45, (group.sliding_window or 45) + UNIT) for group in groups]
-    least = sum(1 if group.recurrent else -(-n // UNIT) for group, n in zip(groups, kept, strict=True))
+    least = sum(-(-n // UNIT) for group, n in zip(groups, kept, strict=True) if not group.recurrent)
     for caching in (False, True):
         engine = work.engine(2 + 2 * least, max_num_batched_tokens=16, prefix_caching=caching)
         outputs = work.results(engine, everyone)

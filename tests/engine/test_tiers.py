@@ -26,6 +26,8 @@ GROUPS = {
     "sizes": [KVGroup(8), KVGroup(4, sliding_window=9)],
     "hybrid": [KVGroup(4), KVGroup(4, sliding_window=6), KVGroup(4, recurrent=True), KVGroup(2, recurrent=True)],
 }
+GROUPS["slots"] = GROUPS["hybrid"]
+SLOTS = {"slots": 26}  # the others have states in blocks
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5)
 both = pytest.mark.parametrize("async_scheduling", [False, True])
 kinds = pytest.mark.parametrize("kind", sorted(GROUPS))
@@ -62,7 +64,12 @@ def loaded(engine: Engine, prompt: list[int], **options) -> dict[str, int]:
 def test_a_prompt_goes_on_from_the_disk_after_a_restart(tmp_path, kind, async_scheduling):
     prompt = list(range(1, 28))
     for expected in ({}, {"disk": 24}, {"disk": 24}):
-        engine = make_engine(groups=GROUPS[kind], async_scheduling=async_scheduling, tiers=[on_disk(tmp_path)])
+        engine = make_engine(
+            groups=GROUPS[kind],
+            num_states=SLOTS.get(kind, 0),
+            async_scheduling=async_scheduling,
+            tiers=[on_disk(tmp_path)],
+        )
         assert loaded(engine, prompt) == expected
         assert engine.executor.num_tokens == 27 - sum(expected.values()) + 4
         assert loaded(engine, prompt) == {}  # it is in the pool
@@ -71,7 +78,9 @@ def test_a_prompt_goes_on_from_the_disk_after_a_restart(tmp_path, kind, async_sc
 
 @kinds
 def test_evicted_blocks_come_back_from_host_memory(kind):
-    engine = make_engine(groups=GROUPS[kind], blocks=70, check="bounds", tiers=[in_memory()])
+    engine = make_engine(
+        groups=GROUPS[kind], num_states=SLOTS.get(kind, 0), blocks=70, check="bounds", tiers=[in_memory()]
+    )
     prompts = [[(7 * i + k) % 29 + 1 for k in range(41)] for i in range(1, 9)]
     for prompt in prompts:
         assert loaded(engine, prompt) == {}
@@ -82,7 +91,15 @@ def test_evicted_blocks_come_back_from_host_memory(kind):
 
 @pytest.mark.parametrize(
     ("kind", "async_scheduling"),
-    [("full", True), ("window", False), ("sizes", True), ("hybrid", False), ("hybrid", True)],
+    [
+        ("full", True),
+        ("window", False),
+        ("sizes", True),
+        ("hybrid", False),
+        ("hybrid", True),
+        ("slots", False),
+        ("slots", True),
+    ],
 )
 def test_random_requests_on_a_small_pool_get_their_own_tokens(tmp_path, kind, async_scheduling):
     """With both tiers, preemptions, aborts, shared beginnings, and restarts."""
@@ -90,8 +107,8 @@ def test_random_requests_on_a_small_pool_get_their_own_tokens(tmp_path, kind, as
     begins = [random.integers(1, 29, 24).tolist() for _ in range(5)]
     for _ in range(2):
         engine = make_engine(
-            groups=GROUPS[kind], blocks=70, async_scheduling=async_scheduling, reserve_full_prompt=False, check="off",
-            tiers=[in_memory(40 * 12 * 30), on_disk(tmp_path)],
+            groups=GROUPS[kind], blocks=70, num_states=SLOTS.get(kind, 0), async_scheduling=async_scheduling,
+            reserve_full_prompt=False, check="off", tiers=[in_memory(40 * 12 * 30), on_disk(tmp_path)],
         )  # fmt: skip
         prompts, outputs, number = {}, {}, 0
         while number < 20 or engine.has_work:
@@ -210,7 +227,9 @@ def test_a_preempted_request_reads_its_blocks_back_and_computes_only_the_rest(tm
 
 @pytest.mark.parametrize("kind", ["window", "hybrid"])
 def test_preempted_requests_of_every_kind_of_group_go_on_with_their_own_tokens(kind):
-    engine = make_engine(groups=GROUPS[kind], blocks=80, reserve_full_prompt=False, tiers=[in_memory()])
+    engine = make_engine(
+        groups=GROUPS[kind], num_states=SLOTS.get(kind, 0), blocks=80, reserve_full_prompt=False, tiers=[in_memory()]
+    )
     prompts = {str(k): [(7 * i + k) % 29 + 1 for i in range(20)] for k in range(6)}
     for name, prompt in prompts.items():
         engine.add_request(name, prompt, SamplingParams(temperature=0.0, max_tokens=30))

@@ -51,17 +51,24 @@ class Case:
             SamplingParams(temperature=random.choice(temperatures), seed=i, max_tokens=random.randint(1, 24))
             for i in range(4)
         ]
+        self.num_states = random.choice([0, 1, 3, 16])
         self.adapters = [random.choice([None, "law"]) for _ in range(4)]
 
     def results(self, requests, num_blocks: int, drafter=None, **config) -> dict[int, list[int]]:
         engine = Engine(
             EXECUTORS[self.kind](
-                self.spec, self.weights, num_blocks=num_blocks, block_size=UNIT, **ONE_THREAD[self.kind]
+                self.spec,
+                self.weights,
+                num_blocks=num_blocks,
+                block_size=UNIT,
+                num_states=self.num_states,
+                **ONE_THREAD[self.kind],
             ),
             vocab_size=self.spec.vocab_size,
             max_model_len=M,
             kv_groups=self.groups,
             num_blocks=num_blocks,
+            num_states=self.num_states,
             config=engine_config({"max_num_seqs": 4, "block_size": UNIT, "watermark": 0.0, "check": "full"} | config),
             drafter=drafter,
             read_lora=lambda path: random_adapter(self.spec, 2, 1),

@@ -48,7 +48,7 @@ class HashExecutor(HostExecutor):
 
     def __init__(self, vocab_size: int, kv_groups: Sequence[KVGroup], num_blocks: int, num_states: int = 0) -> None:
         super().__init__()
-        self.groups, self.num_states = kv_groups, num_states
+        self.groups, self.first_state = kv_groups, num_blocks if num_states else None
         num_blocks += num_states
         self.table = logits_table(vocab_size)
         self.prefixes = [np.zeros((num_blocks, g.block_size), np.uint64) for g in kv_groups]
@@ -68,13 +68,16 @@ class HashExecutor(HostExecutor):
 
     @property
     def state_bytes(self) -> int:
-        return self.block_bytes if self.num_states else 0
+        return 2 * self.block_bytes + 5 if self.first_state else 0
 
     def read_blocks(self, blocks: np.ndarray) -> np.ndarray:
-        return np.concatenate([memory[blocks].view(np.uint8) for memory in (*self.prefixes, *self.tokens)], axis=1)
+        data = np.concatenate([memory[blocks].view(np.uint8) for memory in (*self.prefixes, *self.tokens)], axis=1)
+        is_state = self.first_state is not None and blocks.min() >= self.first_state
+        return np.pad(data, ((0, 0), (self.block_bytes + 5, 0))) if is_state else data
 
     def write_blocks(self, blocks: np.ndarray, data: np.ndarray) -> None:
-        start = 0
+        start = data.shape[1] - self.block_bytes
+        assert data.shape[1] == (self.state_bytes if start else self.block_bytes)
         for memory in (*self.prefixes, *self.tokens):
             size = memory[0].nbytes
             memory[blocks] = np.ascontiguousarray(data[:, start : start + size]).view(memory.dtype)
