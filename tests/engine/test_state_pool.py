@@ -9,6 +9,7 @@ from engine_rig import Guesser, make_engine, run
 from oracle_model import plain_output
 from test_llm import tiny_model
 
+from foreword import LLM
 from foreword.batch import KVGroup, SamplingParams
 from foreword.engine.config import engine_config
 from foreword.engine.pool import pool_size
@@ -16,6 +17,8 @@ from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import LayerSpec
+from foreword.native import available
+from models.recorded import make
 
 UNIT = 4
 HYBRID = [KVGroup(UNIT), KVGroup(UNIT, sliding_window=6), KVGroup(UNIT, recurrent=True)]
@@ -196,3 +199,24 @@ def test_the_blocks_of_a_model_without_keys_are_states():
     size = pool_size(spec, engine_config({"max_num_seqs": 2}))
     assert (size.block_bytes, size.num_states) == (STATES, 0)
     assert size.num_blocks == 1 + 2 * (1 + 3)
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granite-hybrid", "falcon-h1", "nemotron-h"])
+@pytest.mark.parametrize("executor", ["numpy", *(["native"] if available() else [])])
+def test_a_hybrid_goes_on_from_the_last_16_tokens_of_a_prompt(name, executor, tmp_path):
+    """With the settings that a user has. The tokens are those without the prefix cache."""
+    model, params = make(tmp_path, name), SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    prompts = [[3 + (k * k + n) % 20 for k in range(n)] for n in (17, 33, 50)]
+    found = []
+    for prefix_caching in (False, True):
+        with LLM(model, executor=executor, prefix_caching=prefix_caching, max_num_seqs=2, max_model_len=64) as llm:
+            outputs = [llm.generate(prompt, params, progress=False)[0] for prompt in prompts for _ in range(2)]
+            assert llm.engine.config.block_size == 16
+            assert llm.engine.states.block_tables[0].group.block_size == 16
+        found.append([output.outputs[0].token_ids for output in outputs])
+        hits = [0, 16, 0, 32, 0, 48] if prefix_caching else [0] * 6
+        assert [output.metrics.num_cached_tokens for output in outputs] == hits
+    assert found[0] == found[1]
