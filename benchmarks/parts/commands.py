@@ -13,6 +13,8 @@ import typer
 from foreword.bench.requests import NAMES
 from foreword.cli.options import Json, ModelOptions, Threads, counts, not_nan, show, with_engine_options
 from foreword.errors import ConfigError
+from foreword.scheduler import SchedulerConfig
+from foreword.settings import settings_of
 from parts import attention as attention_bench
 from parts import device as device_bench
 from parts import families as families_bench
@@ -238,19 +240,19 @@ def memory(
 @with_engine_options
 def mixed(
     *,
-    thresholds: Annotated[
-        str, typer.Option(help="Values of long_prefill_threshold, separated by commas; none: no limit.")
-    ] = "none,256,64",
+    shares: Annotated[
+        str, typer.Option(help="Values of prompt_time_share, separated by commas; 1: no limit.")
+    ] = "1,0.5",
     at_once: Annotated[int, typer.Option(min=1, max=256, help="Requests that run meanwhile.")] = 16,
     prompt_tokens: Annotated[int, typer.Option(min=1, max=1 << 16, help="Tokens of each prompt that arrives.")] = 512,
     steps: Annotated[int, typer.Option(min=100, max=10_000, help="Steps per value.")] = 300,
     options: ModelOptions,
 ) -> None:
-    """Time between two tokens of running requests while prompts arrive, by the largest part of a prompt in a step."""
-    values = [0 if text == "none" else counts("--thresholds", text, 1 << 20)[0] for text in thresholds.split(",")]
+    """Time between two tokens of running requests while prompts arrive, by the largest share of prompts in a step."""
+    known = settings_of(SchedulerConfig)["prompt_time_share"]
     results = mixed_bench.run(
         options.model,
-        thresholds=values,
+        shares=[known.read(text) for text in shares.split(",")],
         at_once=at_once,
         prompt_tokens=prompt_tokens,
         steps=steps,
@@ -259,11 +261,10 @@ def mixed(
     show(
         results,
         lambda r: (
-            f"{r.threshold or 'none':>9}{r.p50_ms:>9.1f}{r.p99_ms:>9.1f}{r.ratio:>8.1f}x{r.first_token_ms:>16.0f}"
-            f"{r.tok_s:>9.0f}"
+            f"{r.share:>9}{r.p50_ms:>9.1f}{r.p99_ms:>9.1f}{r.ratio:>8.1f}x{r.first_token_ms:>16.0f}{r.tok_s:>9.0f}"
         ),
         as_json=options.as_json,
-        header=[f"{'threshold':>9}{'p50 ms':>9}{'p99 ms':>9}{'ratio':>9}{'first token, ms':>16}{'tok/s':>9}"],
+        header=[f"{'share':>9}{'p50 ms':>9}{'p99 ms':>9}{'ratio':>9}{'first token, ms':>16}{'tok/s':>9}"],
     )
 
 

@@ -1,4 +1,4 @@
-"""Time between two tokens of running requests while prompts arrive, by the limit of a prompt's part of a step."""
+"""Time between two tokens of running requests while prompts arrive, by the share of a step that prompts may take."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MixedResult:
     outputs per second.
     """
 
-    threshold: int
+    share: float
     at_once: int
     p50_ms: float
     p99_ms: float
@@ -39,21 +39,21 @@ class MixedResult:
 def run(
     model: str,
     *,
-    thresholds: Sequence[int],
+    shares: Sequence[float],
     at_once: int,
     prompt_tokens: int = 512,
     steps: int = 300,
     options: dict[str, Any] | None = None,
 ) -> Iterator[MixedResult]:
-    """Yield one result per value of long_prefill_threshold.
+    """Yield one result per value of prompt_time_share. All requests stream.
 
     A prompt arrives every `EVERY` steps, however long these take.
     """
     loaded, executor = load_with(model, options), None
     length = CONTEXT + steps + EVERY
     base = EngineConfig(max_model_len=max(length, prompt_tokens + 1), prefix_caching=False, speculation=None)
-    for threshold in thresholds:
-        scheduler = SchedulerConfig(max_num_seqs=at_once + 16, long_prefill_threshold=threshold)
+    for share in shares:
+        scheduler = SchedulerConfig(max_num_seqs=at_once + 16, prompt_time_share=share)
         engine = build_engine(loaded, replace(base, scheduler=scheduler), executor=executor)
         executor, rng = engine.executor, Random(0)
 
@@ -61,14 +61,14 @@ def run(
             return [rng.randrange(loaded.vocab_size) for _ in range(count)]
 
         for i in range(at_once):
-            engine.add_request(str(i), ids(CONTEXT), greedy(length - CONTEXT))
+            engine.add_request(str(i), ids(CONTEXT), greedy(length - CONTEXT), stream=True)
         for _ in range(EVERY):
             engine.step()
         times, arrived, first = [], {}, []
         for step in range(steps):
             if step % EVERY == 0:
                 arrived[f"prompt {step}"] = time.perf_counter()
-                engine.add_request(f"prompt {step}", ids(prompt_tokens), greedy(1))
+                engine.add_request(f"prompt {step}", ids(prompt_tokens), greedy(1), stream=True)
             begin = time.perf_counter()
             outputs = engine.step()
             end = time.perf_counter()
@@ -79,6 +79,6 @@ def run(
         p50, p99 = np.percentile(times, [50, 99]).tolist()
         tokens = steps * at_once + len(first) * prompt_tokens
         yield MixedResult(
-            threshold, at_once, 1e3 * p50, 1e3 * p99, p99 / p50, 1e3 * float(np.median(first)), tokens / sum(times)
+            share, at_once, 1e3 * p50, 1e3 * p99, p99 / p50, 1e3 * float(np.median(first)), tokens / sum(times)
         )
         engine.close()

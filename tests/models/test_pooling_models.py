@@ -51,7 +51,13 @@ def test_a_model_of_whole_texts_refuses_what_it_was_given_as_true_and_has_it_off
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("long_prefill_threshold", 3), ("host_cache_bytes", 1 << 20), ("cache_dir", "/nowhere")]
+    ("name", "value"),
+    [
+        ("long_prefill_threshold", 3),
+        ("prompt_time_share", 0.3),
+        ("host_cache_bytes", 1 << 20),
+        ("cache_dir", "/nowhere"),
+    ],
 )
 def test_a_decoder_whose_tokens_see_later_ones_refuses_settings_of_parts_of_texts(tmp_path, name, value):
     """And a server of several models leaves out those that were given for all."""

@@ -20,7 +20,7 @@ from foreword.scheduler import SchedulerConfig
 
 Times = simulation.Durations | simulation.LatencyHistogram
 
-DEFAULTS = {"max_num_batched_tokens": 8192, "num_blocks": 8192, "block_size": 64}
+DEFAULTS = {"max_num_batched_tokens": 8192, "num_blocks": 8192, "block_size": 64, "prompt_time_share": 1.0}
 """The defaults that replace those of the settings."""
 
 CACHE = {name: TABLE["Engine"][name] for name in ("max_model_len", "num_blocks", "block_size", "prefix_caching")}

@@ -430,8 +430,10 @@ class Engine:
         if error is not None:
             raise error
         self._planned = planned
+        seconds = self.clock() - begin
+        self.scheduler.measure(step.plan, seconds)
         if self.speculation is not None:
-            self.speculation.measure(step.plan, self.clock() - begin)
+            self.speculation.measure(step.plan, seconds)
 
     def _take_planned(self, step: InFlightStep) -> InFlightStep | None:
         """Resolve and return the step that was planned during the last one; None if all of its requests have ended."""

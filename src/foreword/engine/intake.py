@@ -296,6 +296,7 @@ class Intake:
                 priority=group.priority,
                 owner=group.owner,
                 share=group.share,
+                streams=group.stream,
                 lora_id=group.lora_id,
                 keys=with_adapter(group.keys, group.lora_id, group.lora),
                 inputs=group.inputs,

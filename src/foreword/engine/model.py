@@ -34,7 +34,7 @@ from foreword.settings import check_not_given, check_of_encoder
 if TYPE_CHECKING:
     from foreword.executors.transformers.model import LoadedTransformers  # which needs transformers
 
-OF_PARTS = frozenset({"long_prefill_threshold", "host_cache_bytes", "cache_dir", "cache_bytes"})
+OF_PARTS = frozenset({"long_prefill_threshold", "prompt_time_share", "host_cache_bytes", "cache_dir", "cache_bytes"})
 """Settings of parts of texts, which a decoder whose tokens see later ones refuses."""
 OF_WHOLE = frozenset({"prefix_caching", "chunked_prefill"})
 """Settings that a model of whole texts has not as True."""

@@ -37,6 +37,7 @@ class EngineOptions(TypedDict, total=False):
     max_num_seqs: int
     chunked_prefill: bool | None
     long_prefill_threshold: int
+    prompt_time_share: float
     reserve_full_prompt: bool
     watermark: float
     speculation_num_tokens: int

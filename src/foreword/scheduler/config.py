@@ -33,6 +33,11 @@ class SchedulerConfig:
         0, "Largest number of prompt tokens of one request in a step that also serves others; 0: no limit.",
         most=2**20, decoders_only=True,
     )
+    prompt_time_share: float = setting(
+        0.5, "Largest share of the time of a step for prompts while other requests stream their answers. A prompt then "
+        "takes more steps; without chunked_prefill, it is never divided. 1: no limit.",
+        least=0.01, most=1, decoders_only=True,
+    )
     reserve_full_prompt: bool = setting(
         True,
         "Admit a request only if the blocks of its whole prompt are free, apart from those that running prompts need.",

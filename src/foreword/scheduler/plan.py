@@ -17,7 +17,8 @@ class StepPlan:
 
     rows, num_scheduled: int32 [B], for `prepare_inputs`; the counts include drafts.
     draft_tokens: int32 [B, D] padded with −1, or None when the step verifies nothing.
-    prefilling: int32, the rows of this step that were still computing their prompt when it began.
+    prefilling: int32, the rows of this step that were still computing their prompt when it began. num_prompt_tokens:
+    the number of tokens that they compute.
     block_ops: blocks to copy before the forward pass, for `prepare_inputs`.
     admitted: requests that were given a row. preempted: requests whose row was freed.
     """
@@ -26,6 +27,7 @@ class StepPlan:
     num_scheduled: I32
     draft_tokens: I32 | None
     prefilling: I32
+    num_prompt_tokens: int
     block_ops: BlockOps
     admitted: tuple[Request, ...]
     preempted: tuple[Request, ...]

@@ -31,7 +31,7 @@ class Request:
     the prompt for a pooling request. pooling_params: used in place of params, which are not read then. keys: extra
     prefix keys, see `prefix_keys`. inputs: the inputs of its prompt other than tokens. spans: int32 [n, 2], ascending
     (first, end) of prompt tokens that one step computes, none longer than a step. reuse_prefix: whether it may start
-    from cached blocks.
+    from cached blocks. streams: whether its tokens are awaited one by one, see `PromptPace`.
 
     The scheduler keeps:
     row             its row while it runs, −1 while it waits
@@ -61,6 +61,7 @@ class Request:
     inputs: PromptInputs = field(default_factory=PromptInputs)
     spans: I32 = field(default_factory=lambda: NO_SPANS)
     reuse_prefix: bool = True
+    streams: bool = False
     row: int = -1
     output: I32 = field(default_factory=lambda: NO_TOKENS)
     key: tuple[int, ...] | None = None

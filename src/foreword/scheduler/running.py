@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foreword.arrays import I32
+from foreword.arrays import I32, Bools
 from foreword.batch import RequestStates
 from foreword.scheduler.plan import StepPlan
 from foreword.scheduler.request import NO_TOKENS, Request
@@ -34,6 +34,7 @@ class RunningSet:
 
     rows: int32 [n], replaced whenever a request enters or leaves, so that the same array means the same requests.
     max_len: int32 [R], by row: the number of known tokens at which its request ends.
+    streams: bool [R], by row: whether the tokens of its request are awaited one by one.
     may_prefill: whether a request may still compute its prompt.
     """
 
@@ -41,6 +42,7 @@ class RunningSet:
         num_rows = states.max_num_reqs
         self.rows = NO_TOKENS
         self.max_len = np.zeros(num_rows, np.int32)
+        self.streams = np.zeros(num_rows, np.bool_)
         self.may_prefill = False
         self._prefill_len = states.prefill_len
         self._by_row: list[Request | None] = [None] * num_rows
@@ -65,6 +67,7 @@ class RunningSet:
         self._is_running[row] = True
         self.rows = np.concatenate((self.rows, np.array([row], np.int32)))
         self.max_len[row] = request.max_len
+        self.streams[row] = request.streams
         self._spans_end[row] = request.spans[-1, 1] if len(request.spans) else 0
         self._has_spans |= len(request.spans) > 0
         self.may_prefill = True
@@ -85,13 +88,23 @@ class RunningSet:
         self._is_running[:] = False
         self._num_in_flight[:] = 0
 
-    def prefilling(self, share: Share) -> I32:
-        """Return the rows of a share of the running set that still compute their prompt."""
+    def prefilling(self, share: Share) -> tuple[I32, int]:
+        """Return the rows of a share of the running set that still compute their prompt, and the number of their
+        tokens in the share.
+        """
         if not self.may_prefill:
-            return NO_TOKENS
-        prefilling = share.rows[share.computed < self._prefill_len.take(share.rows)]
+            return NO_TOKENS, 0
+        is_prompt = share.computed < self._prefill_len.take(share.rows)
+        prefilling = share.rows[is_prompt]
         self.may_prefill = len(prefilling) > 0 or len(share.rows) < len(self.rows)
-        return prefilling
+        return prefilling, int(share.num_scheduled[is_prompt].sum())
+
+    def streaming(self, rows: I32, computed: I32, n: I32) -> Bools | None:
+        """Return which of these rows are past their prompt, if one of them computes tokens in a step that a client
+        awaits; else None.
+        """
+        decodes: Bools = computed >= self._prefill_len.take(rows)
+        return decodes if (decodes & self.streams.take(rows) & (n > 0)).any() else None
 
     def num_in_flight(self, rows: I32, plan: StepPlan) -> I32:
         """Return how many tokens of each of these rows a plan computes, int32 [len(rows)]."""

@@ -24,6 +24,7 @@ from foreword.scheduler.admission import AdmissionControl, Admissions
 from foreword.scheduler.config import SchedulerConfig
 from foreword.scheduler.drafts import Drafts
 from foreword.scheduler.ledger import Ledger, Reason, reason
+from foreword.scheduler.pace import PromptPace
 from foreword.scheduler.plan import StepPlan
 from foreword.scheduler.request import NO_TOKENS, Request
 from foreword.scheduler.running import NO_SHARE, RunningSet, Share
@@ -37,6 +38,7 @@ class Scheduler:
     """Plan steps over the rows of ``states`` and the blocks of ``cache``. Only the scheduler adds and removes rows.
 
     running, waiting: its requests. drafts: the drafts that the next step verifies. ledger: the record of the last plan.
+    pace: bounds the prompt tokens of a step; `measure` tells it the times of steps.
     """
 
     def __init__(self, states: RequestStates, cache: KVCacheManager, config: SchedulerConfig | None = None) -> None:
@@ -58,6 +60,7 @@ class Scheduler:
         self.running = RunningSet(states)
         self.ledger = Ledger(0, config.max_num_batched_tokens, 0, 0, cache.pool.num_free)
         self.drafts = Drafts(states.max_num_reqs, states.max_num_draft_tokens)
+        self.pace = PromptPace(config.prompt_time_share if config.chunks_prompts else 1.0)
         self._shared_prompts = SharedPrompts(cache, is_used=not config.long_prefill_threshold)
         self._admission = AdmissionControl(states, cache, config, self.running, self._shared_prompts)
         self._last_scheduled = NO_TOKENS
@@ -137,6 +140,7 @@ class Scheduler:
             num_scheduled=n,
             draft_tokens=drafts,
             prefilling=plan.prefilling[self.states.live[plan.prefilling]],
+            num_prompt_tokens=int(n[np.isin(rows, plan.prefilling)].sum()) if len(plan.prefilling) else 0,
             ledger=replace(plan.ledger, num_tokens=int(n.sum())),
         )
 
@@ -151,9 +155,10 @@ class Scheduler:
         if in_flight is None and (plan := self._repeated.find(self.running.rows)) is not None:
             return plan
         ran, preempted = self._continue_running(in_flight)
-        prefilling = self.running.prefilling(ran)
-        admissions = self._admit_waiting(self.config.max_num_batched_tokens - ran.num_tokens, preempted)
+        prefilling, num_prompt_tokens = self.running.prefilling(ran)
+        admissions = self._admit_waiting(self._room(ran, num_prompt_tokens), preempted)
         share = self._with_admitted(ran, admissions)
+        num_prompt_tokens += share.num_tokens - ran.num_tokens
         if self.config.long_prefill_threshold and len(share.rows) == 1:
             share = self._use_rest(share)
         copies = admissions.copies
@@ -165,6 +170,7 @@ class Scheduler:
             rows=share.rows,
             num_scheduled=share.num_scheduled,
             draft_tokens=self._scheduled_drafts(share),
+            num_prompt_tokens=num_prompt_tokens,
             prefilling=prefilling if share is ran else np.concatenate((prefilling, share.rows[len(ran.rows) :])),
             block_ops=BlockOps(NO_TOKENS, np.concatenate(copies)) if any(map(len, copies)) else BlockOps.NONE,
             admitted=tuple(admissions.requests),
@@ -191,6 +197,11 @@ class Scheduler:
             self.cache.publish_states()
         if self.drafts.may_verify:
             self.drafts.discard(plan.rows)
+
+    def measure(self, plan: StepPlan, seconds: float) -> None:
+        """Learn from the time of a step how many prompt tokens further ones may have."""
+        if self.pace.is_limited:
+            self.pace.measure(plan.num_tokens - plan.num_prompt_tokens, plan.num_prompt_tokens, seconds)
 
     def free_all(self, requests: Iterable[Request], num_tokens: I32) -> None:
         """Free all rows and blocks, and empty the queue, after a failure anywhere in a step.
@@ -267,6 +278,8 @@ class Scheduler:
             n[ends] = 0  # only one token is certain, because drafts may be rejected
         if self.config.long_prefill_threshold:
             n = np.minimum(n, self.config.long_prefill_threshold)
+        if self.running.may_prefill and self.pace.is_limited:
+            n = self._paced(rows, computed, n)
         n = self._cut(rows, computed, n, budget)
         total = int(np.add.reduce(n))
         if total > budget:
@@ -277,6 +290,15 @@ class Scheduler:
             some = np.flatnonzero(n > 0)
             rows, computed, n = rows[some], computed[some], n[some]
         return Share(rows, computed, n, total)
+
+    def _paced(self, rows: I32, computed: I32, n: I32) -> I32:
+        """Return n[i], the number of tokens after computed[i], or fewer for prompts while other rows stream."""
+        decodes = self.running.streaming(rows, computed, n)
+        if decodes is None:
+            return n
+        of_prompts = np.where(decodes, 0, n)
+        left = self.pace.limit(int(n.sum() - of_prompts.sum())) - (np.cumsum(of_prompts) - of_prompts)
+        return np.where(decodes, n, np.clip(left, 0, of_prompts)).astype(np.int32)
 
     def _cut(self, rows: I32, computed: I32, n: I32, most: int) -> I32:
         """Return n[i], the number of tokens after computed[i], or fewer: up to a kept recurrent state, with whole spans
@@ -349,6 +371,15 @@ class Scheduler:
         return has_all and plan.num_tokens == len(plan.rows) and not len(plan.prefilling)
 
     # -- waiting -------------------------------------------------------------------------------------------------
+
+    def _room(self, ran: Share, num_prompt_tokens: int) -> int:
+        """Return how many tokens the admitted requests may compute, beside those of running ones."""
+        left = self.config.max_num_batched_tokens - ran.num_tokens
+        if not (len(self.waiting) and self.pace.is_limited):
+            return left
+        if self.running.streaming(ran.rows, ran.computed, ran.num_scheduled) is None:
+            return left
+        return min(left, self.pace.limit(ran.num_tokens - num_prompt_tokens) - num_prompt_tokens)
 
     def _admit_waiting(self, left: int, preempted: list[Request] | None) -> Admissions:
         """Admit requests in order until one does not fit into ``left`` tokens; none if blocks were short."""

@@ -316,6 +316,7 @@ class _Reading:
                 f"{self._path}, line 1: settings: unknown name {min(unknown)!r:.80}; the names are "
                 f"{', '.join(sorted(known))}"
             )
+        settings.setdefault("prompt_time_share", 1.0)  # older recordings are of engines without this limit
         policy = settings.setdefault("policy", "fcfs")
         if policy not in POLICIES:  # no code is loaded because a file names it
             self._notes.append(

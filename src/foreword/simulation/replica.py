@@ -15,6 +15,7 @@ from foreword.batch import RequestStates
 from foreword.errors import ConfigError
 from foreword.routing import make_router
 from foreword.scheduler.config import SchedulerConfig
+from foreword.scheduler.pace import PromptPace
 from foreword.scheduler.plan import StepPlan
 from foreword.scheduler.scheduler import Scheduler
 from foreword.simulation.cost import CostModel
@@ -89,6 +90,8 @@ class Replica:
             self.rows, num_blocks, prefix_caching=fleet.prefix_caching, hashed_tokens=fleet.hashed_tokens
         )
         self.scheduler = Scheduler(cast(RequestStates, self.rows), self.cache, config)
+        overhead = fleet.cost.step / fleet.cost.token if fleet.cost.token else inf
+        self.scheduler.pace = PromptPace(config.prompt_time_share if config.chunks_prompts else 1.0, overhead)
         self.cost, self.report = fleet.cost, report
         self._memory_use = report.memory_use if fleet.num_replicas == 1 else None
         self.now = self.busy = 0.0
