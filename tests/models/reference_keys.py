@@ -6,7 +6,7 @@ reads: for every architecture, and for each. To record the former again, in an e
 A family that transformers lacks keeps its record, which is of the model's own configuration class.
 """
 
-import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -17,12 +17,15 @@ RECORD = Path(__file__).parents[1] / "data" / "models" / "reference_keys.json"
 
 def families(model_types):
     """{model_type: {"defaults": {key: value}, "read": keys that the model's source reads}} of transformers."""
-    from transformers import CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
     found = {}
     for model_type in model_types:
         config_class = CONFIG_MAPPING[model_type]
-        module = importlib.import_module(config_class.__module__.replace("configuration_", "modeling_"))
+        name = config_class.__module__.replace("configuration_", "modeling_")
+        if importlib.util.find_spec(name) is None:  # a type that is computed by the model of another
+            name = MODEL_MAPPING[config_class].__module__
+        module = importlib.import_module(name)
         read = set(re.findall(r"\bconfig\.(\w+)", inspect.getsource(module)))
         defaults = json.loads(config_class().to_json_string(use_diff=False))
         found[model_type] = {"defaults": defaults, "read": sorted(read & defaults.keys())}

@@ -39,9 +39,10 @@ WITH_ATTENTION = {
     "lfm2_moe": {"layer_types": ["full_attention", *["conv"] * 31]},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "glm4_moe": {"head_dim": 128},
+    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
 }
 """Where the defaults of a reference are of a model that is refused: without attention, with experts, without their
-number per token, or with an odd number of dimensions that rotate.
+number or their number per token, or with an odd number of dimensions that rotate.
 """
 DENSE = {f"*.{name}_feat_{side}" for name in GGUF_DENSE for side in ("in", "out")}
 LOADER = {"architectures", "model_type"}  # which choose the family

@@ -40,8 +40,7 @@ _REASONS: Mapping[str, str] = {
         dbrx longcat_flash phimoe""",
     "tokens are groups of bytes": "blt",
     "no family reads its files yet; a `DecoderSpec` can describe its layers": """
-        afmoe aria_text axk1 dots1 exaone_moe flex_olmo flint granite_swa granitemoe_swa hy_v3 hyperclovax internlm3
-        iquestcoder jais2 kolibri1 mellum minimax_m2 solar_open vaultgemma youtu""",
+        afmoe aria_text axk1 exaone_moe flint granite_swa granitemoe_swa hy_v3 kolibri1 mellum""",
 }
 NOT_NATIVE: Mapping[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """By type. A type has a reason here or a family, never both."""

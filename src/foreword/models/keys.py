@@ -69,10 +69,10 @@ def only_in_gguf(gguf: str, *values: object) -> Key:
 _REASONS: Mapping[str, str] = {
     "for training alone": """
         attention_dropout attention_probs_dropout_prob classifier_dropout embd_pdrop embedding_dropout
-        gradient_checkpointing hidden_dropout hidden_dropout_prob initializer_cutoff_factor initializer_range
-        mlp_dropout output_router_logits rescale_prenorm_residual resid_pdrop residual_dropout router_aux_loss_coef
-        router_jitter_noise sparse_pred_ignore_index sparse_prediction time_step_floor time_step_max time_step_min
-        z_loss_coefficient""",
+        embedding_initializer_range gradient_checkpointing hidden_dropout hidden_dropout_prob
+        initializer_cutoff_factor initializer_range mlp_dropout output_router_logits rescale_prenorm_residual
+        resid_pdrop residual_dropout router_aux_loss_coef router_jitter_noise sparse_pred_ignore_index
+        sparse_prediction time_step_floor time_step_max time_step_min z_loss_coefficient""",
     "how another implementation computes the same numbers": """
         _attn_implementation _attn_implementation_autoset attn_implementation cache_implementation
         chunk_size chunk_size_feed_forward deterministic_flash_attn dtype mamba_chunk_size mamba_ssm_cache_dtype

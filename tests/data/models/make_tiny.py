@@ -173,6 +173,31 @@ MODELS = {
     "gemma": transformers.GemmaConfig(**{**SIZES, "num_hidden_layers": 2}, head_dim=12, rope_parameters=ROPE),
     "nemotron": transformers.NemotronConfig(**SIZES, head_dim=12, rope_parameters=HALF),
     "stablelm": transformers.StableLmConfig(**SIZES, use_qkv_bias=True, rope_parameters=HALF),
+    "internlm3": transformers.InternLM3Config(**SIZES, head_dim=12, rope_parameters=LLAMA3),
+    "internlm3-biases": transformers.InternLM3Config(
+        **SIZES, head_dim=12, attention_bias=True, mlp_bias=True, rope_parameters=ROPE
+    ),
+    "iquestcoder": transformers.IQuestCoderConfig(**SIZES, head_dim=12, rope_parameters=ROPE),
+    "vaultgemma": transformers.VaultGemmaConfig(
+        **SIZES, head_dim=8, sliding_window=7, query_pre_attn_scalar=20, attn_logit_softcapping=3.0,
+        final_logit_softcapping=2.0, rope_parameters=ROPE,
+    ),
+    "youtu": transformers.YoutuConfig(**{**SIZES, **MLA, "pad_token_id": None}, q_lora_rank=20, rope_parameters=YARN),
+    "dots1": transformers.Dots1Config(
+        **SIZES, **GROUPS, n_shared_experts=2, norm_topk_prob=True, routed_scaling_factor=1.5, sliding_window=6,
+        max_window_layers=2, rope_parameters=ROPE,
+    ),
+    "solar-open": transformers.SolarOpenConfig(
+        **{key: size for key, size in SIZES.items() if key != "intermediate_size"},
+        **{key: value for key, value in GROUPS.items() if key != "first_k_dense_replace"}, head_dim=12,
+        routed_scaling_factor=1.5, rope_parameters=ROPE,
+    ),
+    "minimax-m2": transformers.MiniMaxM2Config(
+        **SIZES, num_local_experts=6, num_experts_per_tok=2, head_dim=12, rope_parameters=HALF
+    ),
+    "flex-olmo": transformers.FlexOlmoConfig(**SIZES, num_experts=6, num_experts_per_tok=2, rope_parameters=ROPE),
+    "jais2": transformers.Jais2Config(**SIZES, head_dim=12, rope_parameters=ROPE),
+    "hyperclovax": transformers.HyperCLOVAXConfig(**SIZES, **GRANITE, rope_parameters=ROPE),
     "glm": transformers.GlmConfig(**SIZES, head_dim=12, attention_bias=False, rope_parameters=HALF),
     "glm4": transformers.Glm4Config(**SIZES, head_dim=12, rope_parameters=HALF),
     "glm4-moe": transformers.Glm4MoeConfig(

@@ -21,6 +21,7 @@ from foreword.models.families import (
     llama4,
     mamba,
     minicpm,
+    minimax,
     ministral,
     nemotron,
     olmo,
@@ -53,6 +54,7 @@ FAMILIES: Mapping[str, Family] = {
     **gpt_oss.FAMILIES,
     **deepseek.FAMILIES,
     **minicpm.FAMILIES,
+    **minimax.FAMILIES,
     **llama4.FAMILIES,
     **falcon_h1.FAMILIES,
 }

@@ -70,6 +70,8 @@ DECODER = (
 )
 """Keys of every decoder."""
 
+WITH_BIASES = (Key("attention_bias", False), Key("mlp_bias", False), only("use_bias", False))
+"""The keys of families whose products of attention, and of the MLP, may have biases."""
 CAUSAL_OR_NOT = Key("is_causal", True, (True, False), gguf="attention.causal", gguf_default=True)
 """The key of families whose decoders may let tokens see later ones, as models of embeddings do."""
 HIDDEN_ACT = Key("hidden_act", "silu", tuple(ACTIVATIONS))
@@ -112,6 +114,7 @@ SAFETENSORS_NAMES: Mapping[str, str] = {
     "router": _LAYER + "mlp.gate.weight",
     "shared_gate": _LAYER + "mlp.shared_expert_gate.weight",
     **{name: f"{_LAYER}mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+    **{f"{name}_bias": f"{_LAYER}mlp.{name}_proj.bias" for name in ("gate", "up", "down")},
     **{f"experts.{name}": f"{_LAYER}mlp.experts.{{e}}.{name}_proj.weight" for name in ("gate", "up", "down")},
     **{f"shared.{name}": f"{_LAYER}mlp.shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")},
 }
@@ -252,6 +255,12 @@ def decoder(
             reason = f"{heads} heads are not a multiple of {shape.num_kv_heads} key/value heads"
             raise config.error(reason, USE_ITS_CONFIG)
     return made
+
+
+def biases(config: Config) -> dict[str, Any]:
+    """Return which products have biases, of `WITH_BIASES`."""
+    of_attention = config.get("attention_bias", bool)
+    return {"qkv_bias": of_attention, "o_bias": of_attention, "mlp_bias": config.get("mlp_bias", bool)}
 
 
 def kv_heads(config: Config, heads: int) -> int:

@@ -58,6 +58,13 @@ def _deepseek(config: Config, architecture: str, sparse: Sequence[bool] | None =
     return decoder(config, architecture, layers, **_latent(config, mla))
 
 
+def youtu(config: Config) -> DecoderSpec:
+    """Return the spec of Youtu-LLM, which is a DeepSeek V3 without experts."""
+    config, mla = _with_mscale(config), _mla(config)
+    layers = (LayerSpec(_rope(config, mla)),) * num_layers(config)
+    return decoder(config, "youtu", layers, **_latent(config, mla))
+
+
 def minicpm3(config: Config) -> DecoderSpec:
     mla, count, hidden = _mla(config), num_layers(config), config.size("hidden_size")
     depth = config.positive("scale_depth", math.sqrt(count))
@@ -270,6 +277,14 @@ FAMILIES = {
             num_experts_per_tok=4,
             routed_scaling_factor=1.8,
         ),
+        names=_NAMES,
+        interleaved=True,
+        fused=_fused,
+    ),
+    "youtu": Family(
+        "Youtu-LLM: latent attention",
+        youtu,
+        table([*_MLA, only("rope_interleave", True)], tie_word_embeddings=True),
         names=_NAMES,
         interleaved=True,
         fused=_fused,

@@ -42,6 +42,11 @@ def gemma2(config: Config) -> DecoderSpec:
     )
 
 
+def vaultgemma(config: Config) -> DecoderSpec:
+    """Return the spec of VaultGemma, which is a Gemma 2 without norms after attention and MLP."""
+    return replace(gemma2(config), architecture="vaultgemma", post_norms=False)
+
+
 _EMBEDDING = "gemma-embedding"
 """The architecture of GGUF files of EmbeddingGemma: a Gemma 3 whose tokens see later ones."""
 
@@ -158,6 +163,7 @@ FAMILIES = {
         gguf="gemma",
     ),
     "gemma2": Family("Gemma 2", gemma2, _GEMMA2, names=_NAMES, norms_less_one=True, gguf="gemma2"),
+    "vaultgemma": Family("VaultGemma", vaultgemma, _GEMMA2, names=_NAMES, norms_less_one=True),
     "gemma3_text": Family(
         "Gemma 3 (text)", gemma3, _GEMMA3, names=_NAMES, norms_less_one=True, gguf="gemma3", more_gguf=(_EMBEDDING,)
     ),

@@ -1,5 +1,5 @@
 """GLM 4: queries and keys in which a part of each head rotates, with biases. Dense: gate and up fused; norms around,
-too. With experts: as DeepSeek V3's, norms of queries and keys.
+too. With experts: as DeepSeek V3's, norms of queries and keys. Solar Open and dots.llm1: their experts are the same.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from foreword.models.families.base import (
     HIDDEN_ACT,
     MLP_BIAS,
     NEXT_TOKEN_HEADS,
+    WINDOWS,
     Family,
     Rows,
     decoder,
     num_layers,
     rope,
+    windows,
 )
 from foreword.models.families.deepseek import ROUTED_EXPERTS, ROUTED_NAMES, routed_experts
-from foreword.models.keys import Key, only_in_gguf, table
+from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.rope import PARTIAL_ROTARY
 from foreword.models.spec import DecoderSpec, LayerSpec
 
@@ -40,6 +42,25 @@ def glm4_moe(config: Config) -> DecoderSpec:
     layers = tuple(LayerSpec(rotary, moe=moe if i >= dense else None) for i in range(num_layers(config)))
     has_bias, has_norms = config.get("attention_bias", bool), config.get("use_qk_norm", bool)
     return decoder(config, "glm4_moe", layers, qkv_bias=has_bias, qk_norm=has_norms)
+
+
+def solar_open(config: Config) -> DecoderSpec:
+    """Return the spec of Solar Open, which has experts in every layer and no norms of queries and keys."""
+    moe = routed_experts(config, is_sigmoid=True, grouped=True)
+    layers = (LayerSpec(rope(config), moe=moe),) * num_layers(config)
+    inner = moe.intermediate_size  # no layer has a dense MLP
+    has_bias = config.get("attention_bias", bool)
+    return decoder(config, "solar_open", layers, intermediate_size=inner, qkv_bias=has_bias)
+
+
+def dots1(config: Config) -> DecoderSpec:
+    """Return the spec of dots.llm1. Layers from ``max_window_layers`` on have the window."""
+    rotary, dense = rope(config), config.get("first_k_dense_replace", int)
+    moe, first = routed_experts(config, is_sigmoid=True, grouped=True), config.get("max_window_layers", int)
+    spans = windows(config, lambda i: i >= first)
+    layers = tuple(LayerSpec(rotary, span, moe if i >= dense else None) for i, span in enumerate(spans))
+    has_bias = config.get("attention_bias", bool)
+    return decoder(config, "dots1", layers, qk_norm=True, qkv_bias=has_bias, o_bias=has_bias)
 
 
 def _layers(config: Config) -> tuple[LayerSpec, ...]:
@@ -96,5 +117,40 @@ FAMILIES = {
         names=ROUTED_NAMES,
         gguf="glm4moe",
         gguf_names={"mlp_norm": "blk.{i}.post_attention_norm.weight"},
+    ),
+    "solar_open": Family(
+        "Solar Open",
+        solar_open,
+        table(
+            (key for key in DECODER if key.name != "intermediate_size"),
+            (HIDDEN_ACT, *ROUTED_EXPERTS, Key("attention_bias", False), MLP_BIAS),
+            [only("first_k_dense_replace", 0), only("use_qk_norm", False)],
+            num_key_value_heads=8,
+            head_dim=128,
+            rms_norm_eps=1e-5,
+            rope_theta=1e6,
+            moe_intermediate_size=1280,
+            n_routed_experts=128,
+            n_shared_experts=1,
+            n_group=1,
+            topk_group=1,
+            num_experts_per_tok=8,
+            norm_topk_prob=True,
+        ),
+        names=ROUTED_NAMES,
+    ),
+    "dots1": Family(
+        "dots.llm1",
+        dots1,
+        table(
+            (*DECODER, HIDDEN_ACT, *ROUTED_EXPERTS, *WINDOWS, Key("attention_bias", False), MLP_BIAS),
+            [Key("sliding_window", 4096, kind=int), Key("max_window_layers", 62)],
+            n_group=1,
+            topk_group=1,
+            moe_intermediate_size=1408,
+            n_routed_experts=None,
+            n_shared_experts=None,
+        ),
+        names=ROUTED_NAMES,
     ),
 }

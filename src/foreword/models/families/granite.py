@@ -12,8 +12,10 @@ from foreword.models.families.base import (
     DECODER,
     EXPERTS,
     HIDDEN_ACT,
+    WITH_BIASES,
     Family,
     Rows,
+    biases,
     decoder,
     experts,
     head_dim,
@@ -31,6 +33,17 @@ def granite(config: Config) -> DecoderSpec:
     """Return the spec of Granite 3, and of a Granite 4 of attention alone, whose MLP is its shared expert."""
     config.value(_SHARED)
     return decoder(config, "granite", (LayerSpec(rope(config)),) * num_layers(config), **_multipliers(config))
+
+
+def hyperclovax(config: Config) -> DecoderSpec:
+    """Return the spec of HyperCLOVA X SEED, which multiplies logits, and may have norms after attention and MLP."""
+    layers = (LayerSpec(rope(config)),) * num_layers(config)
+    differences = {
+        **_multipliers(config, usual=head_dim(config) ** -0.5),
+        "logit_scale": config.positive("logits_scaling"),
+        "post_norms": config.get("use_post_norm", bool),
+    }
+    return decoder(config, "hyperclovax", layers, **differences, **biases(config))
 
 
 def granite_moe(config: Config) -> DecoderSpec:
@@ -62,9 +75,11 @@ def granite_hybrid(config: Config) -> DecoderSpec:
     return decoder(config, "granitehybrid", layers, intermediate_size=inner, **_multipliers(config))
 
 
-def _multipliers(config: Config) -> dict[str, Any]:
-    """Return the factors of a config. A GGUF file without one for attention has the usual scale of queries."""
-    usual = head_dim(config) ** -0.5 if config.prefix else None
+def _multipliers(config: Config, usual: float | None = None) -> dict[str, Any]:
+    """Return the factors of a config. usual: that of queries where a config.json has none. GGUF files have the usual
+    one.
+    """
+    usual = head_dim(config) ** -0.5 if config.prefix else usual
     return {
         "embedding_scale": config.positive("embedding_multiplier"),
         "residual_scale": config.positive("residual_multiplier"),
@@ -140,6 +155,18 @@ _HYBRID = (
 FAMILIES = {
     "granite": Family(
         "Granite 3 and 4", granite, table(_COMMON, [_shared_key(None)]), gguf="granite", gguf_interleaved=True
+    ),
+    "hyperclovax": Family(
+        "HyperCLOVA X SEED",
+        hyperclovax,
+        table(
+            (key for key in _COMMON if key.name not in ("attention_bias", "mlp_bias", "use_bias")),
+            [*WITH_BIASES, Key("use_post_norm", True), Key("attention_multiplier", kind=float)],
+        ),
+        names={
+            "post_attn_norm": "model.layers.{i}.post_norm1.weight",
+            "post_mlp_norm": "model.layers.{i}.post_norm2.weight",
+        },
     ),
     "granitemoe": Family(
         "Granite with experts",

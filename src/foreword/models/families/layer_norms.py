@@ -1,9 +1,9 @@
-"""Nemotron and StableLM: LayerNorm, and a rotary embedding of a part of each head."""
+"""Nemotron, StableLM and Jais 2: LayerNorm, and a rotary embedding, in the first two of a part of each head."""
 
 from __future__ import annotations
 
 from foreword.models.config import Config
-from foreword.models.families.base import DECODER, HIDDEN_ACT, Family, decoder, num_layers, rope
+from foreword.models.families.base import DECODER, HIDDEN_ACT, WITH_BIASES, Family, biases, decoder, num_layers, rope
 from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.rope import PARTIAL_ROTARY
 from foreword.models.spec import DecoderSpec, LayerSpec
@@ -19,6 +19,12 @@ def stablelm(config: Config) -> DecoderSpec:
     layers = (LayerSpec(rope(config)),) * num_layers(config)
     has_biases = config.get("use_qkv_bias", bool)
     return decoder(config, "stablelm", layers, eps="layer_norm_eps", layer_norm=True, qkv_bias=has_biases)
+
+
+def jais2(config: Config) -> DecoderSpec:
+    """Return the spec of Jais 2, whose MLP has no gate, and whose products have biases."""
+    layers = (LayerSpec(rope(config)),) * num_layers(config)
+    return decoder(config, "jais2", layers, eps="layer_norm_eps", layer_norm=True, gated_mlp=False, **biases(config))
 
 
 _COMMON = (
@@ -51,5 +57,16 @@ FAMILIES = {
             partial_rotary_factor=0.25,
         ),
         gguf="stablelm",
+    ),
+    "jais2": Family(
+        "Jais 2",
+        jais2,
+        table(
+            (key for key in DECODER if key.name != "rms_norm_eps"),
+            [HIDDEN_ACT, *WITH_BIASES, Key("layer_norm_eps", 1e-5)],
+            hidden_act="relu2",
+            attention_bias=True,
+            mlp_bias=True,
+        ),
     ),
 }

@@ -10,10 +10,13 @@ from foreword.models.families.base import (
     CAUSAL_OR_NOT,
     DECODER,
     HIDDEN_ACT,
+    MAX_WINDOW,
     MLP_BIAS,
     NORMED_EXPERTS,
     WINDOWS,
+    WITH_BIASES,
     Family,
+    biases,
     decoder,
     experts,
     num_layers,
@@ -26,9 +29,16 @@ from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def llama(config: Config) -> DecoderSpec:
-    moe = experts(config) if config.value("num_experts") else None  # Mixtral in a GGUF file has them
-    layer = LayerSpec(rope(config), moe=moe)
+    """Return the spec of Llama; in a GGUF file also that of Mistral, with a window, and of Mixtral, with experts."""
+    moe = experts(config) if config.value("num_experts") else None
+    window = config.size(_WINDOW, most=MAX_WINDOW) if config.value(_WINDOW) else None
+    layer = LayerSpec(rope(config), window, moe)
     return decoder(config, "llama", (layer,) * num_layers(config))
+
+
+def internlm3(config: Config) -> DecoderSpec:
+    """Return the spec of InternLM 3 and of IQuest-Coder, which are Llama with biases."""
+    return decoder(config, "llama", (LayerSpec(rope(config)),) * num_layers(config), **biases(config))
 
 
 def mistral(config: Config) -> DecoderSpec:
@@ -96,6 +106,7 @@ def smollm3(config: Config) -> DecoderSpec:
     return decoder(config, "smollm3", layers)
 
 
+_WINDOW = "*.attention.sliding_window"
 _MIXTRAL = "model.layers.{i}.block_sparse_moe."
 _COMMON = (*DECODER, HIDDEN_ACT, *BIASES)
 _CWM_ROPE = {
@@ -104,7 +115,31 @@ _CWM_ROPE = {
 }  # fmt: skip
 FAMILIES = {
     "llama": Family(
-        "Llama 2 and 3", llama, table(_COMMON, NORMED_EXPERTS, [CAUSAL_OR_NOT]), gguf="llama", gguf_interleaved=True
+        "Llama 2 and 3",
+        llama,
+        table(_COMMON, NORMED_EXPERTS, [CAUSAL_OR_NOT, Key(_WINDOW, gguf=_WINDOW.removeprefix("*."), kind=int)]),
+        gguf="llama",
+        gguf_interleaved=True,
+    ),
+    "internlm3": Family(
+        "InternLM 3",
+        internlm3,
+        table(
+            [*DECODER, HIDDEN_ACT, *WITH_BIASES, only("qkv_bias", False), only("bias", False)],
+            num_key_value_heads=2,
+            head_dim=128,
+            rms_norm_eps=1e-5,
+        ),
+    ),
+    "iquestcoder": Family(
+        "IQuest-Coder",
+        internlm3,
+        table(
+            [*DECODER, HIDDEN_ACT, *WITH_BIASES, only("clip_qkv", None), only("use_sliding_window", False)],
+            num_key_value_heads=8,
+            head_dim=128,
+            rms_norm_eps=1e-5,
+        ),
     ),
     "mistral": Family(
         "Mistral",

@@ -82,6 +82,11 @@ def olmoe(config: Config) -> DecoderSpec:
     return decoder(config, "olmoe", layers, qk_norm=True, joint_qk_norm=True)
 
 
+def flex_olmo(config: Config) -> DecoderSpec:
+    """Return the spec of FlexOlmo, which is an OLMo 2 with experts."""
+    return _decoder(config, "flex_olmo", (LayerSpec(rope(config), moe=experts(config)),) * num_layers(config))
+
+
 def _decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...]) -> DecoderSpec:
     norms: dict[str, Any] = {"pre_norms": False, "post_norms": True, "qk_norm": True, "joint_qk_norm": True}
     return decoder(config, architecture, layers, **norms)
@@ -122,6 +127,14 @@ FAMILIES = {
             num_experts_per_tok=8,
         ),
         gguf="olmoe",
+    ),
+    "flex_olmo": Family(
+        "FlexOlmo",
+        flex_olmo,
+        table(
+            (*_COMMON, *EXPERTS), [Key("norm_topk_prob", False)], rope_theta=5e5, num_experts=7, num_experts_per_tok=5
+        ),
+        names=_NAMES,
     ),
     "olmo3": Family(
         "OLMo 3", olmo3, table(_COMMON, _OLMO3, rms_norm_eps=1e-5, rope_theta=5e5), names=_NAMES, gguf="olmo2"
