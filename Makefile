@@ -173,9 +173,10 @@ transformers: $(STAMPS)/test  ## models of transformers: their tests, and every 
 		tests/server/test_transcription_routes.py tests/server/test_hearing_routes.py tests/media
 	$(BIN)/python tools/transformers_coverage/check.py
 
-families: $(STAMPS)/test  ## every native family in all executors and formats, with drafts and adapters, against transformers (minutes)
+families: $(STAMPS)/test  ## every native family in all executors and formats, with drafts, adapters and GGUF files, against transformers (minutes)
 	$(PIP) --no-build-isolation '.[transformers]'
-	PYTHONPATH=tests $(BIN)/python tools/family_matrix/check.py
+	$(PIP) gguf
+	PYTHONPATH=tests $(BIN)/python tools/family_matrix/check.py --draws 1
 
 clients: $(STAMPS)/test  ## the server with clients of others: langchain-openai, llm, lm-eval, schemathesis (minutes)
 	$(PIP) langchain-openai llm 'lm-eval[api]' schemathesis opentelemetry-sdk opentelemetry-exporter-otlp-proto-http

@@ -29,7 +29,6 @@ HERE = Path(__file__).resolve().parent
 
 ONLY = "Llama,Gemma 3,Gemma 4,Qwen3 MoE,Granite MoE,Granite 4 H,Falcon-H1,Qwen3.5,LFM2"
 FORMATS = ("auto", "int8")
-AS_FLOATS = ("conv", "ffn_gate_inp", "ssm_a", "ssm_d", "norm")  # tensors that llama.cpp reads as floats
 
 
 def checkpoint(family: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
@@ -39,6 +38,7 @@ def checkpoint(family: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
 
     model_type, keys = SHAPES[family]
     values = {**COMMON, **keys, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
+    transformers.utils.logging.disable_progress_bar()
     config = transformers.AutoConfig.for_model(model_type, **values)
     with tempfile.TemporaryDirectory() as folder:
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
@@ -54,7 +54,7 @@ def write(family: str, path: Path) -> None:
     config, shapes = checkpoint(family)
     tensors = {}
     for name, array in gguf_models.gguf_tensors(config, random_tensors(shapes)).items():
-        is_float = array.ndim < 2 or array.shape[-1] % 32 or any(part in name for part in AS_FLOATS)
+        is_float = array.ndim < 2 or array.shape[-1] % 32 or any(part in name for part in gguf_models.AS_FLOATS)
         quant, data = (Quant.F32, gguf_writer.f32(array)) if is_float else (Quant.Q8_0, q8_0(array))
         tensors[name] = (quant, array.shape, data.ravel())
     with path.open("wb") as file:

@@ -136,6 +136,32 @@ OWN_BLOCK = {
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
 
+AS_FLOATS = ("conv", "ffn_gate_inp", "ssm_a", "ssm_d", "norm")  # tensors that llama.cpp reads as floats
+EXPRESSIBLE = {
+    "deepseek_v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    "gemma2": {"query_pre_attn_scalar": 8, "layer_types": None, "head_dim": 8},
+    "gemma3_text": {
+        "query_pre_attn_scalar": 8, "head_dim": 8, "layer_types": None,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "gpt_oss": {"swiglu_limit": 7.0, "layer_types": None},
+    "lfm2_moe": {"routed_scaling_factor": 1.0, "norm_topk_prob": True},
+    "llama4_text": {
+        "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "layer_types": None,
+        "no_rope_layers": None, "moe_layers": None, "use_qk_norm": True, "attn_temperature_tuning": True,
+    },
+    "minicpm3": {"scale_emb": 12.0, "dim_model_base": 256},
+    "llama": {"hidden_act": "silu"},
+    "qwen2": {"hidden_act": "silu", "use_sliding_window": False, "sliding_window": None, "layer_types": None},
+    "qwen2_moe": {"decoder_sparse_step": 1, "mlp_only_layers": []},
+    "qwen3_moe": {"decoder_sparse_step": 1, "mlp_only_layers": []},
+    "qwen3_next": {"decoder_sparse_step": 1, "mlp_only_layers": []},
+}  # fmt: skip
+"""The values of keys of a model_type that its GGUF files cannot express otherwise."""
+
 
 def architecture_of(config):
     """The ``general.architecture`` of the file of a model."""
@@ -446,6 +472,51 @@ def experts_everywhere(tiny, like):
             for i in range(tiny["config"]["num_hidden_layers"]):
                 shapes[mlp.sub(f"model.layers.{i}.mlp.", name)] = shape
     return shapes
+
+
+def rotary(config):
+    """The metadata of rotary scaling and of heads that rotate in part, and the divisors of frequencies by name."""
+    architecture, of_types = architecture_of(config), config.get("rope_parameters") or {}
+    rope = of_types.get("full_attention", of_types)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    found = {}
+    if "partial_rotary_factor" in rope and architecture != "gemma4":
+        found["rope.dimension_count"] = ("u32", int(head_dim * rope["partial_rotary_factor"]))
+    if sections := rope.get("mrope_section"):
+        found["rope.dimension_sections"] = ("[i32]", [*sections, 0])
+    match rope.get("rope_type"):
+        case "linear":
+            found |= {"rope.scaling.type": ("str", "linear"), "rope.scaling.factor": ("f32", rope["factor"])}
+        case "yarn":
+            found |= yarn(rope)
+        case "llama3":
+            return {}, {"rope_freqs.weight": llama3(rope, head_dim)}
+    return {f"{architecture}.{key}": typed for key, typed in found.items()}, {}
+
+
+def yarn(rope):
+    """The metadata of YaRN. A file has the factor of attention relative to the usual one."""
+    found = {
+        "rope.scaling.type": ("str", "yarn"), "rope.scaling.factor": ("f32", rope["factor"]),
+        "rope.scaling.original_context_length": ("u32", rope["original_max_position_embeddings"]),
+    }  # fmt: skip
+    found |= {f"rope.scaling.yarn_{key}": ("f32", rope[key]) for key in ("beta_fast", "beta_slow") if key in rope}
+    if (factor := rope.get("attention_factor")) is not None:
+        found["rope.scaling.attn_factor"] = ("f32", factor / (1 + 0.1 * math.log(rope["factor"])))
+    if "mscale_all_dim" in rope:
+        found["rope.scaling.yarn_log_multiplier"] = ("f32", 0.1 * rope["mscale_all_dim"])
+    if "llama_4_scaling_beta" in rope:
+        found["attention.temperature_scale"] = ("f32", rope["llama_4_scaling_beta"])
+    return found
+
+
+def llama3(rope, dim):
+    """The divisor of each frequency of Llama 3."""
+    plain = rope["rope_theta"] ** -(np.arange(0, dim, 2) / dim)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    waves = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
+    kept = np.clip((waves - low) / (high - low) if high != low else np.where(waves > low, 1.0, 0.0), 0, 1)
+    return 1 / (kept + (1 - kept) / rope["factor"])
 
 
 def metadata(config):

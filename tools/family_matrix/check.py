@@ -1,17 +1,22 @@
 """Serves a tiny random model of every native family, in every executor and format, against transformers.
 
     PYTHONPATH=src:tests python tools/family_matrix/check.py            or: make families
-    PYTHONPATH=src:tests python tools/family_matrix/check.py llama qwen3
+    PYTHONPATH=src:tests python tools/family_matrix/check.py llama3 qwen3
+    PYTHONPATH=src:tests python tools/family_matrix/check.py --draws 5 --seed 7 gemma3
 
-The models are those of tests/data/models/make_tiny.py. Each run has prompts in chunks, mixed steps, more requests than
-there is memory for, and prompts with cached prefixes; the check fails if none was preempted or none found a prefix.
+The models are those of tests/data/models/make_tiny.py, and for each ``--draws`` others of its type with random sizes
+and options (draw.py; a configuration that transformers does not take, or that is refused, is skipped). Each run has
+prompts in chunks, mixed steps, more requests than there is memory for, and prompts with cached prefixes; the check
+fails if none was preempted or none found a prefix.
 What is compared:
 
 - in float32, with and without drafts: the log-probability of every token with an eager forward pass of transformers,
   and that the token is the most likely one, within a tolerance;
 - in other formats: every token with that of the same format for each request alone, and the median difference of the
   log-probabilities from transformers' within a tolerance for the format;
-- with an adapter: every token with that of the NumPy executor.
+- with an adapter: every token with that of the NumPy executor;
+- from GGUF files that the package `gguf` writes, in float32 and in its Q8_0 and F16: as above. Keys that such files
+  cannot express have the values of `models.gguf_models.EXPRESSIBLE`.
 
 A refusal, a ConfigError or a ModelError, is printed. Any other difference is printed and fails the check.
 """
@@ -23,7 +28,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +40,16 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "data" / "models"))
 
+import gguf  # noqa: E402
 import make_tiny  # noqa: E402
+from draw import drawn  # noqa: E402
+from safetensors import safe_open  # noqa: E402
 
 from foreword import LLM, SamplingParams  # noqa: E402
 from foreword.engine import EngineMetrics, RequestOutput  # noqa: E402
 from foreword.errors import ConfigError, ModelError  # noqa: E402
 from foreword.models.loader import load_model  # noqa: E402
+from models import gguf_models  # noqa: E402
 from models.lora_files import linear_modules, random_factors, write_peft  # noqa: E402
 from models.recorded import TINY  # noqa: E402
 from models.tiny import random_tensors, write_model  # noqa: E402
@@ -57,7 +66,8 @@ FORMATS: Mapping[str, tuple[Mapping[str, Any], float]] = {
     "q4": ({"weight_format": "q4"}, 1.0),
 }
 """Of the native executor, with the largest median difference of log-probabilities."""
-COLUMNS = (*FLOATS, "device", *FORMATS, "drafts", "adapter")
+GGUF_FILES = {"gguf": None, "gguf Q8_0": gguf.GGMLQuantizationType.Q8_0}
+COLUMNS = (*FLOATS, "device", *FORMATS, "drafts", "adapter", *GGUF_FILES)
 TOLERANCE = 2e-3
 """The largest difference of log-probabilities in float32."""
 MOST_BLOCKS, BLOCK_SIZE = 90, 4
@@ -66,41 +76,76 @@ PROMPTS_OF_STATES, MAX_TOKENS_OF_STATES = (3, 9, 14, 30, 5), 28
 """Of models with states, whose blocks hold more tokens: as many as take the bytes of a state."""
 MAX_LEN, MAX_BATCHED = 64, 14
 YES, ERROR = "yes", "error"
+KINDS = {
+    "u16": gguf.GGUFValueType.UINT16, "u32": gguf.GGUFValueType.UINT32, "i32": gguf.GGUFValueType.INT32,
+    "f32": gguf.GGUFValueType.FLOAT32, "bool": gguf.GGUFValueType.BOOL, "str": gguf.GGUFValueType.STRING,
+}  # fmt: skip
+Tiny = Mapping[str, Any]
+"""A configuration, and the shapes of the tensors of its checkpoint."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--draws", type=int, default=0, help="random other models of each type (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first of them (default: %(default)s)")
+    parser.add_argument("--columns", default=",".join(COLUMNS), help="default: %(default)s")
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     wrong = []
-    for name in options.names or TINY:
-        found = dict(cells(name))
+    columns = options.columns.split(",")
+    for name, tiny in models(options.names or TINY, range(options.seed, options.seed + options.draws)):
+        found = dict(cells(name, tiny, columns))
         for column, result in found.items():
             if result != YES:
                 print(f"{name}, {column}: {result}", flush=True)
             if result.startswith(ERROR):
                 wrong.append(f"{name}, {column}")
-        print(f"{name}: {sum(result == YES for result in found.values())} of {len(COLUMNS)}", flush=True)
+        print(f"{name}: {sum(result == YES for result in found.values())} of {len(columns)}", flush=True)
     if wrong:
         sys.exit(f"not as transformers: {'; '.join(wrong)}")
 
 
-def cells(name: str) -> Iterator[tuple[str, str]]:
-    """Yield each column with its result."""
-    tiny = TINY[name]
-    with tempfile.TemporaryDirectory() as place:
-        tensors = random_tensors(tiny["shapes"])
-        folder = write_model(Path(place) / "model", tiny["config"], tensors)
-        oracle = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, config=make_tiny.MODELS[name], attn_implementation="eager", dtype=torch.float32
-        ).eval()
-        rig = Rig(folder, tiny["config"]["vocab_size"])
-        for column in COLUMNS:
+def models(names: Iterable[str], seeds: Iterable[int]) -> Iterator[tuple[str, Tiny]]:
+    """Yield the recorded models of these names, and random others of their types."""
+    for name in names:
+        tiny = TINY[name]
+        yield name, tiny
+        for seed in seeds if name not in make_tiny.SAME_ARITHMETIC else ():
+            config = drawn(tiny["config"], seed)
             try:
-                checked(column, tiny, oracle, rig)
+                yield f"{name} #{seed}", {"config": config, "shapes": shapes_of(config)}
+            except Exception as error:  # configurations raise errors of any type
+                print(f"{name} #{seed}: not taken by transformers: {' '.join(str(error).split()):.80}", flush=True)
+
+
+def shapes_of(config: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return the shapes of the tensors that transformers saves."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = write_model(Path(place) / "empty", config, {})
+        made = transformers.AutoConfig.from_pretrained(folder)
+        transformers.AutoModelForCausalLM.from_config(made).save_pretrained(folder)
+        with safe_open(folder / "model.safetensors", "np") as file:
+            return {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+
+
+def cells(name: str, tiny: Tiny, columns: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each column with its result."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = write_model(Path(place) / "model", tiny["config"], random_tensors(tiny["shapes"]))
+        try:
+            rig = Rig(folder, tiny["config"]["vocab_size"], oracle_of(folder, name))
+        except ModelError as error:
+            yield "all", str(error).replace(f"{folder}: ", "")
+            return
+        for column in columns:
+            try:
+                if column in GGUF_FILES:
+                    checked_gguf(column, name, tiny, Path(place) / column)
+                else:
+                    checked(column, tiny, rig)
             except (ConfigError, ModelError) as error:
                 yield column, str(error).replace(f"{folder}: ", "")
             except Exception as error:  # models fail in many ways
@@ -110,8 +155,65 @@ def cells(name: str) -> Iterator[tuple[str, str]]:
                 yield column, YES
 
 
-def checked(column: str, tiny: Mapping[str, Any], oracle: transformers.PreTrainedModel, rig: Rig) -> None:
+def oracle_of(folder: Path, name: str) -> transformers.PreTrainedModel:
+    """Return the model of transformers in a folder; for a recorded name its own type computes."""
+    other = {"config": make_tiny.MODELS[name]} if name in make_tiny.SAME_ARITHMETIC else {}
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32, **other
+    ).eval()
+
+
+def checked_gguf(column: str, name: str, tiny: Tiny, place: Path) -> None:
+    """Serve the model from a GGUF file and compare. Raise ConfigError or ModelError for what is refused."""
+    config = tiny["config"]
+    changed = {**config, **gguf_models.EXPRESSIBLE.get(config["model_type"], {})}
+    if config["model_type"] not in gguf_models.ARCHITECTURES:
+        raise ModelError("GGUF files have no such architecture")
+    if changed != config and name in make_tiny.SAME_ARITHMETIC:
+        raise ModelError("GGUF files cannot express it")
+    shapes = tiny["shapes"] if changed == config else shapes_of(changed)
+    tensors = random_tensors(shapes)
+    oracle = oracle_of(write_model(place / "model", changed, tensors), name)
+    file = place / "model.gguf"
+    write_gguf(file, changed, tensors, GGUF_FILES[column])
+    rig = Rig(file, changed["vocab_size"], oracle)
+    if GGUF_FILES[column] is None:
+        compare(rig.serve("native", FLOATS["native"]), oracle)
+    else:
+        compare_in_the_median(rig.serve("native", {"kv_format": "bf16"}), oracle, 0.1)
+
+
+def write_gguf(
+    path: Path, config: Mapping[str, Any], tensors: Mapping[str, Any], quant: gguf.GGMLQuantizationType | None
+) -> None:
+    """Write a file as converters of llama.cpp name its parts, with the package `gguf`. quant: the format of matrices
+    whose rows are whole blocks of it; the others have F16.
+    """
+    more, divisors = gguf_models.rotary(config)
+    writer = gguf.GGUFWriter(path, gguf_models.architecture_of(config))
+    for key, (kind, value) in (gguf_models.metadata(config) | more).items():
+        if key == "general.architecture":
+            continue
+        if kind.startswith("["):
+            writer.add_array(key, value)
+        else:
+            writer.add_key_value(key, value, KINDS[kind])
+    for name, array in (gguf_models.gguf_tensors(config, tensors) | divisors).items():
+        array, stored = np.ascontiguousarray(array, np.float32), None
+        if quant is not None and array.ndim > 1 and not any(part in name for part in gguf_models.AS_FLOATS):
+            half = gguf.GGMLQuantizationType.F16
+            stored = quant if array.shape[-1] % gguf.GGML_QUANT_SIZES[quant][0] == 0 else half
+            array = gguf.quants.quantize(array, stored)
+        writer.add_tensor(name, array, raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def checked(column: str, tiny: Tiny, rig: Rig) -> None:
     """Serve the model as the column says and compare. Raise ConfigError or ModelError for what is refused."""
+    oracle = rig.oracle
     if column in FLOATS:
         compare(rig.serve(column, FLOATS[column]), oracle)
     elif column == "device":  # one short text, since Triton's interpreter is slow
@@ -124,14 +226,13 @@ def checked(column: str, tiny: Mapping[str, Any], oracle: transformers.PreTraine
             "native", {"kv_format": "bf16", **options}, MOST_BLOCKS, max_num_seqs=1, prefix_caching=False
         )
         same_tokens(outputs, alone)
-        if (error := float(np.median(list(errors(outputs, oracle))))) > tolerance:
-            raise AssertionError(f"log-probabilities differ by {error:.2g} in the median")
+        compare_in_the_median(outputs, oracle, tolerance)
     elif column == "drafts":
         for executor in ("numpy", "native", "torch"):
             compare(rig.serve(executor, FLOATS[executor], speculation="ngram", speculation_min_match=1), oracle)
     else:
         factors = random_factors(tiny["shapes"], ends=tuple(linear_modules(tiny["shapes"])))
-        adapter = write_peft(rig.folder.with_name("adapter"), factors, target_modules="all-linear")
+        adapter = write_peft(rig.path.with_name("adapter"), factors, target_modules="all-linear")
         ours, native = (rig.serve(executor, FLOATS[executor], adapter=adapter) for executor in ("numpy", "native"))
         same_tokens(ours, native, TOLERANCE)
 
@@ -139,9 +240,9 @@ def checked(column: str, tiny: Mapping[str, Any], oracle: transformers.PreTraine
 class Rig:
     """A tiny model whose requests are served."""
 
-    def __init__(self, folder: Path, vocab: int) -> None:
-        self.folder, self.vocab = folder, vocab
-        self.has_states = load_model(folder).decoder.state_size > 0
+    def __init__(self, path: Path, vocab: int, oracle: transformers.PreTrainedModel) -> None:
+        self.path, self.vocab, self.oracle = path, vocab, oracle
+        self.has_states = load_model(path).decoder.state_size > 0
         self._num_blocks: dict[str, int] = {}  # by the format of keys and values
 
     def serve(self, executor: str, options: Mapping[str, Any], **settings: Any) -> list[RequestOutput]:
@@ -192,7 +293,7 @@ class Rig:
         }
         more |= {"max_num_seqs": 5, "max_num_batched_tokens": MAX_BATCHED, "watermark": 0.0, **options, **settings}
         outputs: list[RequestOutput] = []
-        with LLM(str(self.folder), executor=executor, observers=[metrics], **more) as llm:
+        with LLM(str(self.path), executor=executor, observers=[metrics], **more) as llm:
             for wave, max_tokens in waves:
                 params = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=1, ignore_eos=True)
                 outputs += llm.generate(wave, params, lora=None if adapter is None else "one", progress=False)
@@ -205,6 +306,12 @@ def compare(outputs: list[RequestOutput], oracle: transformers.PreTrainedModel) 
     """Raise AssertionError if a token is not the most likely one, or its log-probability differs."""
     if (error := max(errors(outputs, oracle))) > TOLERANCE:
         raise AssertionError(f"a log-probability differs by {error:.2g}")
+
+
+def compare_in_the_median(outputs: list[RequestOutput], oracle: transformers.PreTrainedModel, tolerance: float) -> None:
+    """Raise AssertionError if the log-probabilities differ by more than the tolerance in the median."""
+    if (error := float(np.median(list(errors(outputs, oracle))))) > tolerance:
+        raise AssertionError(f"log-probabilities differ by {error:.2g} in the median")
 
 
 def errors(outputs: list[RequestOutput], oracle: transformers.PreTrainedModel) -> Iterator[float]:

@@ -1,0 +1,137 @@
+"""Random other sizes, options and layers of a tiny model's configuration, equal for equal seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Config = dict[str, Any]
+
+CHOICES: Mapping[str, Sequence[object]] = {
+    "vocab_size": (48, 97, 199),
+    **dict.fromkeys(("intermediate_size", "intermediate_size_mlp"), (24, 40, 52, 61, 88)),
+    **dict.fromkeys(("moe_intermediate_size", "moe_shared_expert_intermediate_size"), (8, 12, 20, 34)),
+    **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), (12, 20, 36)),
+    "sliding_window": (1, 2, 3, 7, 100),
+    "attention_chunk_size": (3, 5, 16),
+    **dict.fromkeys(("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"), (1e-6, 1e-5, 1e-2)),
+    **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), (6, 10, 16)),
+    "qk_rope_head_dim": (4, 8, 12),
+    **dict.fromkeys(("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"), (2, 3, 4)),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), (6, 8, 12)),
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size"), (4, 8, 18)),
+    **dict.fromkeys(("moe_num_shared_experts", "n_shared_experts"), (1, 2, 3)),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "top_k_experts"), (1, 2, 3)),
+    **dict.fromkeys(("num_experts", "num_local_experts", "moe_num_experts"), (3, 4, 5, 8)),
+    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), (0, 1, 2)),
+    **dict.fromkeys(("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"), (1, 2)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (1.5, 30.0)),
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"), (1.0, 0.4, 2.5)),
+    "attention_multiplier": (0.1, 0.5),
+    "query_pre_attn_scalar": (7, 30),
+    "routed_scaling_factor": (1.0, 2.5),
+    "laurel_rank": (3, 10),
+    "max_window_layers": (0, 1, 3),
+    "swiglu_limit": (0.5, 7.0),
+    "max_position_embeddings": (64, 65),
+    "tie_word_embeddings": (True, False),
+    **dict.fromkeys(("norm_topk_prob", "attention_out_bias", "use_bias", "use_qkv_bias", "qkv_bias"), (True, False)),
+    **dict.fromkeys(("use_qk_norm", "mamba_conv_bias", "conv_bias", "use_sliding_window"), (True, False)),
+}
+"""Values of keys, of which each is drawn half of the time. Keys with null keep it."""
+ROTARY: Sequence[Config] = (
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 2.5},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 12, "beta_fast": 4.0, "beta_slow": 0.5,
+     "attention_factor": 1.3},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 32},
+)  # fmt: skip
+LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "activation_sparsity_pattern")
+"""Keys with a value per layer."""
+
+
+def drawn(config: Config, seed: int) -> Config:
+    """Return another configuration of the same type. It may be one that transformers does not take."""
+    rng = np.random.default_rng(seed)
+
+    def pick(values: Sequence[Any]) -> Any:
+        return values[int(rng.integers(len(values)))]
+
+    found = dict(config)
+    for key, values in CHOICES.items():
+        if isinstance(found.get(key), bool | int | float) and rng.random() < 0.5:
+            found[key] = pick(values)
+    if found.get("use_sliding_window"):
+        found["sliding_window"] = pick((2, 5))
+    _heads(found, pick)
+    _states(found, pick)
+    if not found.get("num_kv_shared_layers") and not found.get("per_layer_config"):
+        _layers(found, pick)
+    _rotary(found, pick)
+    return found
+
+
+def _heads(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
+    heads = found["num_attention_heads"] = pick((1, 2, 3, 4, 6, 8))
+    if "kv_lora_rank" in found:
+        found["num_key_value_heads"] = heads
+        return
+    if "num_key_value_heads" in found:
+        found["num_key_value_heads"] = pick([n for n in range(1, heads + 1) if heads % n == 0])
+    size = pick((4, 8, 10, 12, 16, 20, 24))
+    if found.get("head_dim") and found["model_type"] not in ("llama", "qwen2", "minicpm"):
+        found |= {"head_dim": size, "hidden_size": pick((24, 32, 40, 64, 96))}
+    else:
+        found |= {"hidden_size": heads * size, **({"head_dim": size} if "head_dim" in found else {})}
+
+
+def _states(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
+    if "linear_num_key_heads" in found:
+        found["linear_num_key_heads"] = keys = pick((1, 2, 3))
+        found["linear_num_value_heads"] = keys * pick((1, 2))
+    names = ("mamba_n_groups", "mamba_n_heads", "mamba_d_head"), ("n_groups", "mamba_num_heads", "mamba_head_dim")
+    for groups, heads, size in names:
+        if heads not in found:
+            continue
+        found[groups] = pick((1, 2))
+        if "mamba_expand" in found and "mamba_d_ssm" not in found:  # the sizes follow from the hidden size
+            inner = found["mamba_expand"] * found["hidden_size"]
+            found[heads] = pick([n for n in (2, 4, 6, 8) if inner % n == 0])
+            found[size] = inner // found[heads]
+        else:
+            found |= {heads: found[groups] * pick((1, 2, 3)), size: pick((6, 8, 12))}
+        if "mamba_d_ssm" in found:
+            found["mamba_d_ssm"] = found[heads] * found[size]
+
+
+def _layers(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
+    lists = {key: found[key] for key in LISTS if found.get(key)}
+    count = pick((2, 3, 4, 5))
+    if "num_hidden_layers" in found:
+        found["num_hidden_layers"] = count
+    for key, kinds in lists.items():
+        found[key] = [pick(kinds) for _ in range(count)]
+        if "full_attention" in kinds:
+            found[key][pick(range(count))] = "full_attention"
+    if isinstance(found.get("intermediate_size"), list):
+        found["intermediate_size"] = [pick((24, 40, 52)) for _ in range(count)]
+    for key in ("attn_layer_indices", "moe_layers", "mlp_only_layers"):
+        if found.get(key):
+            found[key] = sorted({pick(range(count)), pick(range(count))})
+
+
+def _rotary(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
+    old, rule = found.get("rope_parameters"), {"rope_theta": pick((100.0, 1e4)), **pick(ROTARY)}
+    if not old or old.get("rope_type") == "longrope":
+        return
+    if "full_attention" in old:
+        found["rope_parameters"] = {**old, "full_attention": old["full_attention"] | rule}
+        return
+    kept = {key: old[key] for key in ("llama_4_scaling_beta",) if key in old}
+    if "partial_rotary_factor" in old:
+        kept["partial_rotary_factor"] = pick((0.25, 0.5, 1.0))
+    found["rope_parameters"] = {**kept, **rule}
