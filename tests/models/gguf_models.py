@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4", "gemma3n_text": "gemma3n", "ernie4_5_moe": "ernie4_5-moe", "olmoe": "olmoe",
     "ministral3": "mistral3", "qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
     "qwen3_vl_moe_text": "qwen3vlmoe",
+    "dots1": "dots1", "minimax_m2": "minimax-m2",
     "exaone4": "exaone4", "gemma": "gemma", "nemotron": "nemotron", "stablelm": "stablelm",
 }  # fmt: skip
 # Models of the same model_type: with experts, for embeddings.
@@ -139,6 +140,7 @@ OWN_BLOCK = {
 AS_FLOATS = ("conv", "ffn_gate_inp", "ssm_a", "ssm_d", "norm")  # tensors that llama.cpp reads as floats
 EXPRESSIBLE = {
     "deepseek_v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    "dots1": {"sliding_window": None, "layer_types": None},
     "gemma2": {"query_pre_attn_scalar": 8, "layer_types": None, "head_dim": 8},
     "gemma3_text": {
         "query_pre_attn_scalar": 8, "head_dim": 8, "layer_types": None,
@@ -282,6 +284,8 @@ def converted(config, name, value):
             return {f"blk.{layer}.ffn_{kind}_exps.weight": value}
         case "mixer":
             return mamba({"mamba_n_groups": config["n_groups"]}, layer, part, value)
+        case "block_sparse_moe" if part == "e_score_correction_bias":
+            return {f"blk.{layer}.exp_probs_b.bias": value}
         case "block_sparse_moe" if part == "input_linear.weight":
             gate, up = np.split(value, 2, axis=1)
             return {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
@@ -594,6 +598,9 @@ def metadata(config):
         found["ernie4_5-moe.expert_shared_feed_forward_length"] = ("u32", shared)
     if config["model_type"] == "gemma3n_text":
         found |= gemma3n(config)
+    if config["model_type"] == "minimax_m2":
+        found["minimax-m2.expert_feed_forward_length"] = ("u32", config["intermediate_size"])
+        found["minimax-m2.expert_gating_func"] = ("u32", 2)
     if config["model_type"] == "minicpm":
         found |= {
             "minicpm.embedding_scale": ("f32", config["scale_emb"]),

@@ -85,6 +85,7 @@ WITH_TRANSFORMERS_LOGITS = {
     "nemotron": ({"nemotron.rope.dimension_count": HALF}, {}),
     "stablelm": ({"stablelm.rope.dimension_count": ("u32", 4)}, {}),
     **{name: ({}, {}) for name in ("ernie4_5-moe", "olmoe", "gemma3n", "gemma4", "gemma4-plain", "gemma4-moe")},
+    "minimax-m2": ({"minimax-m2.rope.dimension_count": HALF}, {}),
     "glm4": ({"glm4.rope.dimension_count": HALF}, {}),
     "glm4-moe": ({"glm4moe.rope.dimension_count": HALF}, {}),
     "qwen3_5": (
@@ -128,6 +129,7 @@ LIKE_A_DIRECTORY = {
         for kind in ("k_b and v_b apart", "kv_b in one")
     },
     "llama4": ({**LLAMA4, "rope_parameters": {"rope_theta": 500.0}}, {}),
+    "dots1": ({"sliding_window": None, "layer_types": None}, {}),
     "minicpm3": ({"scale_emb": 12.0, "dim_model_base": 256}, {}),
     "lfm2-moe": ({"routed_scaling_factor": 1.0}, {"lfm2moe.expert_gating_func": ("u32", 2)}),
     "qwen2-moe": ({"decoder_sparse_step": 1}, {}),

@@ -144,7 +144,8 @@ FAMILIES = {
         dots1,
         table(
             (*DECODER, HIDDEN_ACT, *ROUTED_EXPERTS, *WINDOWS, Key("attention_bias", False), MLP_BIAS),
-            [Key("sliding_window", 4096, kind=int), Key("max_window_layers", 62)],
+            [Key("sliding_window", 4096, gguf="attention.sliding_window", kind=int), Key("max_window_layers", 62)],
+            [only_in_gguf("expert_gating_func", 2, 0)],
             n_group=1,
             topk_group=1,
             moe_intermediate_size=1408,
@@ -152,5 +153,6 @@ FAMILIES = {
             n_shared_experts=None,
         ),
         names=ROUTED_NAMES,
+        gguf="dots1",
     ),
 }

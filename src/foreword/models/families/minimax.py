@@ -15,7 +15,7 @@ from foreword.models.families.base import (
     num_layers,
     rope,
 )
-from foreword.models.keys import Key, only, table
+from foreword.models.keys import only, only_in_gguf, table
 from foreword.models.rope import PARTIAL_ROTARY
 from foreword.models.spec import DecoderSpec, LayerSpec
 
@@ -33,7 +33,7 @@ FAMILIES = {
         minimax_m2,
         table(
             (*DECODER, HIDDEN_ACT, PARTIAL_ROTARY, *NORMED_EXPERTS),
-            [only("rotary_dim", None), Key("moe_intermediate_size", kind=int)],
+            [only("rotary_dim", None), only_in_gguf("expert_gating_func", 2, 0)],
             num_key_value_heads=8,
             head_dim=128,
             rope_theta=5e6,
@@ -46,5 +46,6 @@ FAMILIES = {
             "experts.down": _MOE + "experts.{e}.w2.weight",
             "experts.up": _MOE + "experts.{e}.w3.weight",
         },
+        gguf="minimax-m2",
     )
 }
