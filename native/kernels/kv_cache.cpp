@@ -74,6 +74,11 @@ float *KVCache::state(int slot, int32_t id) const {
 }
 
 void KVCache::copy_blocks(const int32_t *sources, const int32_t *destinations, int count) {
+  const int32_t *end = sources + count;
+  if (std::find_first_of(sources, end, destinations, destinations + count) == end) {  // no source is written
+    for (int i = 0; i < count; ++i) read_blocks(sources + i, 1, block(destinations[i]));
+    return;
+  }
   size_t total = 0;
   for (int i = 0; i < count; ++i) total += bytes_of(sources[i]);
   Buffer<uint8_t> between;

@@ -220,3 +220,16 @@ def test_a_hybrid_goes_on_from_the_last_16_tokens_of_a_prompt(name, executor, tm
         hits = [0, 16, 0, 32, 0, 48] if prefix_caching else [0] * 6
         assert [output.metrics.num_cached_tokens for output in outputs] == hits
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granite-hybrid", "falcon-h1", "nemotron-h"])
+def test_the_memory_of_an_executor_is_that_of_its_pool(name, tmp_path):
+    model = make(tmp_path, name)
+    for num_bytes in (1 << 20, 3 << 20):
+        with LLM(model, executor="numpy", kv_cache_bytes=num_bytes, max_model_len=64) as llm:
+            executor, cache = llm.engine.executor, llm.engine.cache
+            assert (executor.num_blocks, executor.num_states) == (cache.pool.num_blocks, cache.state_pool.num_blocks)
+            taken = executor.num_blocks * executor.block_bytes + executor.num_states * executor.state_bytes
+            arrays = executor.cache.keys, executor.cache.values, executor.cache.states
+            assert taken == sum(array.nbytes for array in arrays)
+            assert num_bytes - executor.block_bytes - 2 * executor.state_bytes < taken <= num_bytes
