@@ -1,4 +1,4 @@
-"""The benchmark of mixed load measures each threshold on the same requests."""
+"""The benchmark of mixed load measures each share on the same requests."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from foreword.native import available
 
 
 @pytest.mark.skipif(not available(), reason="the native module is not built")
-def test_each_threshold_is_measured_while_prompts_arrive(talker: Path):
-    results = list(mixed.run(str(talker), thresholds=[0, 8], at_once=2, prompt_tokens=40, steps=60))
-    assert [(r.threshold, r.at_once) for r in results] == [(0, 2), (8, 2)]
+def test_each_share_is_measured_while_prompts_arrive(talker: Path):
+    results = list(mixed.run(str(talker), shares=[1.0, 0.5], at_once=2, prompt_tokens=40, steps=60))
+    assert [(r.share, r.at_once) for r in results] == [(1.0, 2), (0.5, 2)]
     assert all(0 < r.p50_ms <= r.p99_ms and r.ratio >= 1 and r.first_token_ms > 0 and r.tok_s > 0 for r in results)
