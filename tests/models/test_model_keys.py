@@ -233,6 +233,14 @@ def test_what_the_reference_of_a_family_does_not_compute_is_refused(tmp_path, na
         load_model(make(tmp_path, name, **changes))
 
 
+def test_the_rotary_part_of_a_head_may_be_a_number_of_dimensions(tmp_path):
+    rope = {"rope_type": "default", "rope_theta": 500.0}
+    spec = load_model(
+        make(tmp_path / "part", "minimax-m2", rope_parameters={**rope, "partial_rotary_factor": 0.5})
+    ).spec
+    assert load_model(make(tmp_path / "number", "minimax-m2", rope_parameters=rope, rotary_dim=6)).spec == spec
+
+
 def test_the_older_form_beside_an_equal_newer_one_changes_nothing(tmp_path):
     newer = TINY["llama3"]["config"]["rope_parameters"]
     plain = load_model(make(tmp_path / "newer", "llama3")).spec

@@ -12,15 +12,20 @@ from foreword.models.families.base import (
     Family,
     decoder,
     experts,
+    head_dim,
     num_layers,
     rope,
 )
-from foreword.models.keys import only, only_in_gguf, table
+from foreword.models.keys import Key, only_in_gguf, table
 from foreword.models.rope import PARTIAL_ROTARY
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def minimax_m2(config: Config) -> DecoderSpec:
+    """Return a spec. ``rotary_dim`` is the rotary part of a head where the config has no partial_rotary_factor."""
+    rotated = config.optional("rotary_dim", int)
+    if rotated is not None and config.values.get(PARTIAL_ROTARY.name) is None:
+        config = replace(config, values={**config.values, PARTIAL_ROTARY.name: rotated / head_dim(config)})
     moe = replace(experts(config), scoring="sigmoid", router_bias=True)
     layers = (LayerSpec(rope(config), moe=moe),) * num_layers(config)
     return decoder(config, "minimax_m2", layers, qk_norm=True, joint_qk_norm=True)
@@ -33,7 +38,7 @@ FAMILIES = {
         minimax_m2,
         table(
             (*DECODER, HIDDEN_ACT, PARTIAL_ROTARY, *NORMED_EXPERTS),
-            [only("rotary_dim", None), only_in_gguf("expert_gating_func", 2, 0)],
+            [Key("rotary_dim", kind=int), only_in_gguf("expert_gating_func", 2, 0)],
             num_key_value_heads=8,
             head_dim=128,
             rope_theta=5e6,
