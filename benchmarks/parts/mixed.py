@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from foreword.batch import InputBatch
 from foreword.bench.serving import greedy
 from foreword.engine.build import build_engine
 from foreword.engine.config import EngineConfig
-from foreword.scheduler import SchedulerConfig
+from foreword.engine.observer import EngineObserver
+from foreword.scheduler import SchedulerConfig, StepPlan
 from parts.turns import load_with
 
 EVERY = 20  # steps from the arrival of a prompt to the next
@@ -23,8 +25,8 @@ CONTEXT = 128  # tokens of the running requests at first
 @dataclass(frozen=True, slots=True)
 class MixedResult:
     """Each step gives each running request a token: p50_ms and p99_ms are percentiles of the times of steps. ratio: of
-    the second to the first. first_token_ms: the median of the prompts that arrived. tok_s: tokens of prompts and
-    outputs per second.
+    the second to the first. first_token_ms: the median of the prompts that arrived. tok_s: tokens that the
+    steps compute per second, of prompts and outputs.
     """
 
     share: float
@@ -34,6 +36,16 @@ class MixedResult:
     ratio: float
     first_token_ms: float
     tok_s: float
+
+
+class _Tokens(EngineObserver):
+    """count: the number of tokens of all steps."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
+        self.count += plan.num_tokens
 
 
 def run(
@@ -64,6 +76,7 @@ def run(
             engine.add_request(str(i), ids(CONTEXT), greedy(length - CONTEXT), stream=True)
         for _ in range(EVERY):
             engine.step()
+        engine.observers.add(tokens := _Tokens())
         times, arrived, first = [], {}, []
         for step in range(steps):
             if step % EVERY == 0:
@@ -77,8 +90,7 @@ def run(
         for name in [*map(str, range(at_once)), *arrived]:
             engine.abort(name)
         p50, p99 = np.percentile(times, [50, 99]).tolist()
-        tokens = steps * at_once + len(first) * prompt_tokens
         yield MixedResult(
-            share, at_once, 1e3 * p50, 1e3 * p99, p99 / p50, 1e3 * float(np.median(first)), tokens / sum(times)
+            share, at_once, 1e3 * p50, 1e3 * p99, p99 / p50, 1e3 * float(np.median(first)), tokens.count / sum(times)
         )
         engine.close()
