@@ -100,9 +100,7 @@ class RunningSet:
         return prefilling, int(share.num_scheduled[is_prompt].sum())
 
     def streaming(self, rows: I32, computed: I32, n: I32) -> Bools | None:
-        """Return which of these rows are past their prompt, if one of them computes tokens in a step that a client
-        awaits; else None.
-        """
+        """Return which of these rows decode, if one of them streams and computes n[i] > 0 tokens; else None."""
         decodes: Bools = computed >= self._prefill_len.take(rows)
         return decodes if (decodes & self.streams.take(rows) & (n > 0)).any() else None
 
