@@ -50,6 +50,12 @@ def test_a_shared_prefix_is_not_computed_twice():
     assert run(arrivals, prefix_caching=False).num_cached_tokens == 0
 
 
+@pytest.mark.parametrize(("share", "longest"), [(0.2, 1.01 + 0.25), (1.0, 1.01 + 0.9)])
+def test_prompts_take_their_share_of_the_cost_of_a_step(share, longest):
+    report = run([Arrival(0.0, 4, 100), Arrival(10.0, 90, 2)], config={"prompt_time_share": share})
+    assert report.time_between_tokens.percentile(99.9) == pytest.approx(longest, rel=0.012)
+
+
 def test_preempted_requests_wait_and_finish():
     report = run([Arrival(0.0, 50, 100) for _ in range(4)], config={"reserve_full_prompt": False}, num_blocks=60)
     assert report.num_output_tokens == 400
