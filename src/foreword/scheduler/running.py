@@ -34,7 +34,8 @@ class RunningSet:
 
     rows: int32 [n], replaced whenever a request enters or leaves, so that the same array means the same requests.
     max_len: int32 [R], by row: the number of known tokens at which its request ends.
-    streams: bool [R], by row: whether the tokens of its request are awaited one by one.
+    streams: bool [R], by row: whether the tokens of its request are awaited one by one. has_streamed: whether any
+    request has been such.
     may_prefill: whether a request may still compute its prompt.
     """
 
@@ -43,6 +44,7 @@ class RunningSet:
         self.rows = NO_TOKENS
         self.max_len = np.zeros(num_rows, np.int32)
         self.streams = np.zeros(num_rows, np.bool_)
+        self.has_streamed = False
         self.may_prefill = False
         self._prefill_len = states.prefill_len
         self._by_row: list[Request | None] = [None] * num_rows
@@ -68,6 +70,7 @@ class RunningSet:
         self.rows = np.concatenate((self.rows, np.array([row], np.int32)))
         self.max_len[row] = request.max_len
         self.streams[row] = request.streams
+        self.has_streamed |= request.streams
         self._spans_end[row] = request.spans[-1, 1] if len(request.spans) else 0
         self._has_spans |= len(request.spans) > 0
         self.may_prefill = True

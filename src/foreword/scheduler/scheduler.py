@@ -200,7 +200,7 @@ class Scheduler:
 
     def measure(self, plan: StepPlan, seconds: float) -> None:
         """Learn from the time of a step how many prompt tokens further ones may have."""
-        if self.pace.is_limited:
+        if self.running.has_streamed and self.pace.is_limited:
             self.pace.measure(plan.num_tokens - plan.num_prompt_tokens, plan.num_prompt_tokens, seconds)
 
     def free_all(self, requests: Iterable[Request], num_tokens: I32) -> None:
@@ -278,7 +278,7 @@ class Scheduler:
             n[ends] = 0  # only one token is certain, because drafts may be rejected
         if self.config.long_prefill_threshold:
             n = np.minimum(n, self.config.long_prefill_threshold)
-        if self.running.may_prefill and self.pace.is_limited:
+        if self.running.may_prefill and self.running.has_streamed and self.pace.is_limited:
             n = self._paced(rows, computed, n)
         n = self._cut(rows, computed, n, budget)
         total = int(np.add.reduce(n))
@@ -375,7 +375,7 @@ class Scheduler:
     def _room(self, ran: Share, num_prompt_tokens: int) -> int:
         """Return how many tokens the admitted requests may compute, beside those of running ones."""
         left = self.config.max_num_batched_tokens - ran.num_tokens
-        if not (len(self.waiting) and self.pace.is_limited):
+        if not (len(self.waiting) and self.running.has_streamed and self.pace.is_limited):
             return left
         if self.running.streaming(ran.rows, ran.computed, ran.num_scheduled) is None:
             return left
