@@ -29,9 +29,10 @@ struct RowParts {
   size_t pieces, blocks;
 };
 
-// The layout of `rows` rows in the memory at `p`; returns its size.
+// The layout of `rows` rows in the memory at `p`; returns its size. The pieces of a row are an odd number of lines
+// apart, so that they are in different sets of the caches.
 size_t lay_out(ActivationKind kind, int rows, int cols, uint8_t *p, Activations *a) {
-  const size_t count = size_t(rows), padded = size_t((cols + kBlock - 1) / kBlock * kBlock);
+  const size_t count = size_t(rows) | 1, padded = size_t((cols + kBlock - 1) / kBlock * kBlock);
   const auto [pieces, blocks] = RowParts(kind, padded);
   const size_t data = count * pieces * kPieceBytes;
   a->kind = kind;
@@ -62,17 +63,22 @@ ActivationSet ActivationBuffer::view(int rows, int cols) const {
   return set;
 }
 
-void ActivationSet::copy_row(const ActivationSet &from, int from_row, int row) const {
+void ActivationSet::copy_rows(const ActivationSet &from, const int *from_rows, Share rows) const {
   for (int kind = 0; kind < kNumActivationKinds; ++kind) {
     if (!used[kind] || !from.used[kind]) continue;
     const Activations &source = from.kinds[kind], &to = kinds[kind];
     const RowParts parts(to.kind, size_t(to.padded_cols));
-    for (size_t i = 0; i < parts.pieces; ++i) {
-      std::memcpy(to.data + i * to.piece_stride + size_t(row) * kPieceBytes,
-                  source.data + i * source.piece_stride + size_t(from_row) * kPieceBytes, kPieceBytes);
+    for (size_t i = 0; i < parts.pieces; ++i) {  // the pieces of all rows are adjacent
+      const uint8_t *piece = source.data + i * source.piece_stride;
+      uint8_t *out = to.data + i * to.piece_stride;
+      for (int row = rows.begin; row < rows.end; ++row) {
+        std::memcpy(out + size_t(row) * kPieceBytes, piece + size_t(from_rows[row]) * kPieceBytes, kPieceBytes);
+      }
     }
     for (size_t i = 0; i < parts.blocks; ++i) {
-      to.blocks[i * to.block_stride + size_t(row)] = source.blocks[i * source.block_stride + size_t(from_row)];
+      const ActivationBlock *blocks = source.blocks + i * source.block_stride;
+      ActivationBlock *out = to.blocks + i * to.block_stride;
+      for (int row = rows.begin; row < rows.end; ++row) out[row] = blocks[from_rows[row]];
     }
   }
 }

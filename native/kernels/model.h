@@ -225,8 +225,8 @@ struct ActivationSet {
   KindSet used{};
 
   const Activations &of(const PackedMatrix &matrix) const { return kinds[size_t(matrix.activations)]; }
-  // Copies a prepared row of as many inputs, in the kinds that both have.
-  void copy_row(const ActivationSet &from, int from_row, int row) const;
+  // Row r of `rows` becomes the prepared row from_rows[r] of as many inputs, in the kinds that both have.
+  void copy_rows(const ActivationSet &from, const int *from_rows, Share rows) const;
 };
 
 // `exact`: integer weights take 15-bit activations.

@@ -126,16 +126,28 @@ void convolve(const Convolution &c) {
   auto input = [&](int t) FW_LAMBDA {
     return t < 0 ? c.past + size_t(before + t) * c.channel_stride : c.in + size_t(t) * c.in_stride;
   };
-  for (int t = 0; t < c.num_tokens; ++t) {
-    float *out = c.out + size_t(t) * c.channel_stride;
+  // The tokens [t, t + T): a weight is in a register meanwhile.
+  auto run = [&](int t, auto tokens) FW_LAMBDA {
+    constexpr int T = tokens;
     for (int channel = c.begin; channel < c.end; channel += kLanes) {
-      F32 sum = c.bias ? load(c.bias + channel) : set1(0.f);
+      F32 sums[T];
+      FW_UNROLL for (int j = 0; j < T; ++j) sums[j] = c.bias ? load(c.bias + channel) : set1(0.f);
       for (int i = 0; i < c.kernel; ++i) {
-        sum = fma(load(c.weights + size_t(i) * c.channel_stride + channel), load(input(t - before + i) + channel), sum);
+        const F32 weight = load(c.weights + size_t(i) * c.channel_stride + channel);
+        FW_UNROLL for (int j = 0; j < T; ++j) sums[j] = fma(weight, load(input(t + j - before + i) + channel), sums[j]);
       }
-      store(out + channel, c.silu ? div(sum, add(set1(1.f), exp_f32(sub(set1(0.f), sum)))) : sum);
+      FW_ROLLED for (int j = 0; j < T; ++j) {
+        const F32 sum = sums[j];
+        store(c.out + size_t(t + j) * c.channel_stride + channel,
+              c.silu ? div(sum, add(set1(1.f), exp_f32(sub(set1(0.f), sum)))) : sum);
+      }
     }
+  };
+  int first = 0;
+  for (; first + kScanTokens <= c.num_tokens; first += kScanTokens) {
+    run(first, std::integral_constant<int, kScanTokens>{});
   }
+  for (; first < c.num_tokens; ++first) run(first, std::integral_constant<int, 1>{});
   for (int i = 0; i < before; ++i) {
     float *last = c.last + size_t(i) * c.channel_stride;
     const float *from = input(c.num_tokens - before + i);

@@ -189,8 +189,7 @@ void MoeStage::run_places(int thread, const Moe &moe, const ActivationSet &in, S
   const int count = places.end - places.begin;
   ActivationSet inputs = in;
   if (is_prepared && !is_one_row) {
-    inputs = ctx_.products.gather(thread, gathered_, in, moe.outer(), count,
-                                  [&](int i) { return token_.data()[places.begin + i]; });
+    inputs = ctx_.products.gather(thread, gathered_, in, moe.outer(), count, token_.data() + places.begin);
   } else if (!is_prepared) {
     inputs = ctx_.products.prepare_shared(thread, gathered_, moe.outer(), count, [&](int i) -> const float * {
       const int place = places.begin + i, token = token_.data()[place];
@@ -238,6 +237,9 @@ void MoeStage::add_rows(const float *out, size_t stride, Share rows, Share panel
   const size_t column = size_t(panels.begin) * size_t(ctx_.isa.panel_width);
   for (int row = rows.begin; row < rows.end; ++row, out += stride) {
     const auto [token, weight] = of(row);
+    // The rows of an expert's tokens are not adjacent: the processor does not foresee them.
+    const float *ahead = sums.row(of(std::min(row + 2, rows.end - 1)).first) + column;
+    for (size_t i = 0; i < stride; i += 16) __builtin_prefetch(ahead + i, 1);
     float *to = sums.row(token) + column;
     ctx_.isa.add_scaled(weight, out, stride, to);
     if (bias) ctx_.isa.add_scaled(weight, bias + column, stride, to);

@@ -59,15 +59,26 @@ class Products {
   ActivationSet prepare_shared(int thread, const ActivationBuffer &buffer, int cols, int rows, Row &&row) {
     return prepare_shared(thread, buffer, cols, rows, row, [](const ActivationSet &, int, const float *) {});
   }
-
-  // As prepare_shared, with row r the prepared row source(r) of `from`.
-  template <class Source>
-  ActivationSet gather(int thread, const ActivationBuffer &buffer, const ActivationSet &from, int cols, int rows,
-                       Source &&source) {
-    const ActivationSet set = buffer.view(rows, cols);
-    pool_.divide(thread, pool_.all(thread), rows, 1, [&](Share part, int) {
-      for (int r = part.begin; r < part.end; ++r) set.copy_row(from, source(r), r);
+  // As prepare_shared, `count` groups of `rows` rows one after the other; row r of group g is read from row(r, g).
+  // Those with the same r are prepared together: they are adjacent in memory.
+  template <class Row>
+  ActivationSet prepare_groups(int thread, const ActivationBuffer &buffer, int cols, int rows, int count, Row &&row) {
+    const ActivationSet set = buffer.view(rows * count, cols);
+    pool_.divide(thread, pool_.all(thread), rows * count, 1, [&](Share part, int) {
+      for (int i = part.begin; i < part.end; ++i) {
+        const int r = i / count, g = i % count;
+        prepare_row(thread, set, g * rows + r, row(r, g));
+      }
     });
+    pool_.barrier();
+    return set;
+  }
+
+  // As prepare_shared, with row r the prepared row sources[r] of `from`.
+  ActivationSet gather(int thread, const ActivationBuffer &buffer, const ActivationSet &from, int cols, int rows,
+                       const int *sources) {
+    const ActivationSet set = buffer.view(rows, cols);
+    pool_.divide(thread, pool_.all(thread), rows, 1, [&](Share part, int) { set.copy_rows(from, sources, part); });
     pool_.barrier();
     return set;
   }
