@@ -107,6 +107,10 @@ void write_out(const AttentionConfig &c, const AttentionTile &tile, const States
       if (c.sinks) sum += std::exp2(c.sinks[tile.kv_head * group + g] * kLog2E - states.m(i * group + g));
       const F32 inverse = set1(1.f / sum);
       for (int d = 0; d < c.padded_dim; d += kLanes) store(o + d, mul(load(o + d), inverse));
+      if (c.rotated_values) {  // the rotation is its own inverse, times the square of its factor
+        const F32 factor = set1(1.f / rotate_head(o, c.padded_dim, o));
+        for (int d = 0; d < c.padded_dim; d += kLanes) store(o + d, mul(load(o + d), factor));
+      }
       std::memcpy(out + size_t(g) * c.head_dim, o, sizeof(float) * size_t(c.head_dim));
     }
   }
@@ -142,6 +146,7 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
     for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1], chunk.v[i] = chunk.v[tiles - 1];
   }
 
+  if (kv.parts == 1) make_values(kv, tiles, s, &chunk);
   const Keys keys = chunk_keys(c, tile, begin, end);
 #if defined(FOREWORD_SIMD_AMX)
   if (kv.format == KVFormat::i8) {

@@ -21,8 +21,8 @@ inline void find_tiles(const KVLayer &kv, const int32_t *table, int head, int64_
       continue;
     }
     k[i] = kv.base + size_t(table[block]) * kv.block_stride + size_t(head) * kv.head_stride +
-           size_t(offset / kTile) * 2 * kv.tile_bytes;
-    v[i] = k[i] + kv.tile_bytes;
+           size_t(offset / kTile) * size_t(kv.parts) * kv.tile_bytes;
+    v[i] = k[i] + size_t(kv.parts - 1) * kv.tile_bytes;
     offset += kTile;
     if (offset == kv.block_size) ++block, offset = 0;
   }
@@ -58,16 +58,78 @@ inline void copy_tiles(const KVLayer &kv, const AttentionTile &t, int64_t begin,
       const int64_t key = begin + i * kTile + slot;
       if (key >= end) break;
       const uint8_t *stored = head_of_block(kv, t.block_table, key, t.kv_head) +
-                              size_t(key % kv.block_size) * 2 * kv.token_bytes;
+                              size_t(key % kv.block_size) * size_t(kv.parts) * kv.token_bytes;
       const size_t elements = size_t(kv.padded_dim) * element_bytes(kv.format);
       StoredToken key_token{stored, 1.f}, value_token{stored + kv.token_bytes, 1.f};
       if (kv.format == KVFormat::i8) {
         std::memcpy(&key_token.scale, key_token.elements + elements, sizeof(float));
-        std::memcpy(&value_token.scale, value_token.elements + elements, sizeof(float));
+        if (kv.parts == 2) std::memcpy(&value_token.scale, value_token.elements + elements, sizeof(float));
       }
       put_key(kv.format, key_token, kv.padded_dim, slot, k);
+      if (kv.parts == 1) continue;
       put_value(kv.format, value_token, kv.padded_dim, slot, v);
     }
+  }
+}
+
+// The elements of a and b with these numbers.
+#if defined(__clang__)
+#define FW_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define FW_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, decltype(+(a)){__VA_ARGS__})
+#endif
+
+using Bytes = uint8_t __attribute__((vector_size(16)));
+using Halves = uint16_t __attribute__((vector_size(16)));
+
+template <class T>
+FW_INLINE T load_16(const uint8_t *p) {
+  T v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class T>
+FW_INLINE void store_16(uint8_t *p, T v) {
+  std::memcpy(p, &v, sizeof v);
+}
+
+// The tile of values whose keys are those of the tile `k`, which is read once. In i8 both are rotated.
+inline void make_value_tile(KVFormat f, const uint8_t *k, int dim, uint8_t *v) {
+  constexpr size_t kLine = 4 * kTile;  // a unit of all keys
+  const size_t row = 4 * size_t(dim);  // a float, a pair or a quad of keys in all dimensions
+  for (int d = 0; d < dim; d += 4, v += 16) {  // four dimensions
+    if (f == KVFormat::i8) {
+      FW_ROLLED for (int quad = 0; quad < kTile / 4; ++quad) {
+        const Bytes a = load_16<Bytes>(k + 16 * quad);
+        store_16(v + size_t(quad) * row,
+                 FW_SHUFFLE(a, a, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15) ^ uint8_t(kDotBias));
+      }
+      k += kLine;
+    } else if (f == KVFormat::bf16) {
+      FW_ROLLED for (int pair = 0; pair < kTile / 2; pair += 2) {
+        const Halves a = load_16<Halves>(k + 8 * pair), b = load_16<Halves>(k + kLine + 8 * pair);
+        store_16(v + size_t(pair) * row, FW_SHUFFLE(a, b, 0, 2, 1, 3, 8, 10, 9, 11));
+        store_16(v + size_t(pair + 1) * row, FW_SHUFFLE(a, b, 4, 6, 5, 7, 12, 14, 13, 15));
+      }
+      k += 2 * kLine;
+    } else {
+      FW_ROLLED for (int key = 0; key < kTile; ++key) {
+        uint32_t numbers[4];
+        for (int i = 0; i < 4; ++i) std::memcpy(numbers + i, k + size_t(i) * kLine + 4 * key, 4);
+        std::memcpy(v + size_t(key) * row, numbers, sizeof numbers);
+      }
+      k += 4 * kLine;
+    }
+  }
+  if (f == KVFormat::i8) std::memcpy(v + 3 * row, k, sizeof(float) * kTile);  // the scales follow both
+}
+
+// The values of a chunk of keys that are the values too, in scratch memory that copy_tiles leaves to them.
+inline void make_values(const KVLayer &kv, int tiles, const AttentionScratch &s, ChunkTiles *c) {
+  for (int i = 0; i < kChunkTiles; ++i) {
+    uint8_t *v = s.tiles + size_t(2 * smaller(i, tiles - 1) + 1) * kv.tile_bytes;
+    if (i < tiles) make_value_tile(kv.format, c->k[i], kv.padded_dim, v);
+    c->v[i] = v;
   }
 }
 

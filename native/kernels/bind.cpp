@@ -35,10 +35,10 @@ std::vector<std::string> isa_names() {
 }
 
 size_t kv_bytes(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
-                int head_dim, const Integers &recurrent, const MoreHeads &more_heads, int num_states,
-                int num_state_slots) {
+                int head_dim, const Integers &recurrent, const MoreHeads &more_heads, bool keys_are_values,
+                int num_states, int num_state_slots) {
   return KVCache::bytes(kv_config(format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent,
-                                  more_heads, num_states, num_state_slots));
+                                  more_heads, keys_are_values, num_states, num_state_slots));
 }
 
 void bind_model(nb::module_ &m) {
@@ -71,7 +71,7 @@ void bind_model(nb::module_ &m) {
             new (self) CpuModel(
                 config,
                 kv_config(kv_format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent, more_heads,
-                          num_states, num_state_slots),
+                          config.latent.kv_rank > 0, num_states, num_state_slots),
                 isa, num_threads, cpu_groups);
           },
           nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "vocab_size"_a, "norm_eps"_a,
@@ -128,8 +128,8 @@ void bind_kernels(nb::module_ &m) {
   bind_encoder(m);
   bind_sampling(m);
   m.def("kv_bytes", &kv_bytes, "kv_format"_a, "num_blocks"_a, "block_size"_a, "num_slots"_a, "num_kv_heads"_a,
-        "head_dim"_a, "recurrent"_a = Integers(), "more_heads"_a = MoreHeads{}, "num_states"_a = 0,
-        "num_state_slots"_a = 0,
+        "head_dim"_a, "recurrent"_a = Integers(), "more_heads"_a = MoreHeads{}, "keys_are_values"_a = false,
+        "num_states"_a = 0, "num_state_slots"_a = 0,
         "Bytes of a KV pool, computed without allocating it.");
   m.def("roofline", &roofline, "num_threads"_a, "isa"_a = "", "megabytes"_a = 256,
         "The instruction set, and with it the limits of this machine: peak operations and memory bytes per second.");

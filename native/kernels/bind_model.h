@@ -178,7 +178,8 @@ class CpuModel {
     layer.rope = integer(d, "rope", -1, int64_t(model_.ropes.size()) - 1);
     if (layer.rope >= 0 && layer.has_attention()) {
       const size_t pairs = model_.ropes[size_t(layer.rope)].inv_freq.size();
-      in_range(int64_t(pairs), 1, model_.heads_of(layer).head_dim / 2, "the pairs that the layer rotates");
+      const int dim = layer.latent ? model_.config.latent.rope_dim : model_.heads_of(layer).head_dim;
+      in_range(int64_t(pairs), 1, dim / 2, "the pairs that the layer rotates");
     }
     layer.sliding_window = integer(d, "sliding_window", 0, INT32_MAX);
     layer.chunked = flag(d, "chunked") && layer.sliding_window;

@@ -161,7 +161,7 @@ using MoreHeads = std::vector<std::tuple<int, int>>;
 
 inline KVConfig kv_config(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
                           int head_dim, const nb::dict &recurrent, const MoreHeads &more_heads = {},
-                          int num_states = 0, int num_state_slots = 0) {
+                          bool keys_are_values = false, int num_states = 0, int num_state_slots = 0) {
   constexpr int kMost = INT32_MAX;
   const bool has_states = nb::len(recurrent) > 0;
   auto padded = [](int dim) { return (dim + kTile - 1) / kTile * kTile; };
@@ -177,6 +177,7 @@ inline KVConfig kv_config(const std::string &format, int num_blocks, int block_s
           in_range(num_kv_heads, 1, kMostHeads, "num_kv_heads"),
           in_range(head_dim, 1, kMostSize, "head_dim"),
           padded(head_dim),
+          keys_are_values,
           recurrent_config(recurrent),
           std::move(more),
           in_range(num_states, 0, has_states ? kMost - num_blocks : 0, "num_states"),

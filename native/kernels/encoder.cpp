@@ -91,7 +91,8 @@ void EncoderPass::reserve() {
   divide(input_.group_start_loc, input_.num_groups, queries, groups_);
   const int num_blocks = std::max(texts_.num_blocks, groups_.num_blocks);
   if (!kv_ || kv_->config().num_blocks < num_blocks) {
-    kv_.emplace(KVConfig{KVFormat::f32, num_blocks, kTextBlock, 1, c.num_heads, c.head_dim, model_.padded_dim, {}});
+    kv_.emplace(
+        KVConfig{KVFormat::f32, num_blocks, kTextBlock, 1, c.num_heads, c.head_dim, model_.padded_dim, false, {}});
     blocks_.resize(size_t(num_blocks));
     std::iota(blocks_.begin(), blocks_.end(), 0);
   }

@@ -189,9 +189,11 @@ constexpr int kStateExtra = 16;   // floats of a row of a partial result after i
 //       (keys in i8 are scaled, like the queries, and rotated: rotation.h)
 //   any other block_size: token after token, each K then V: D elements (and a float scale in i8);
 //       attention copies 64 of them at a time into tiles.
+//   keys that are the values too (parts = 1): K alone; attention makes V of it, 64 keys at a time.
 struct KVLayer {
   KVFormat format;
   bool tiled;
+  int parts;  // 2: K and V
   int block_size, num_kv_heads, head_dim, padded_dim;
   size_t tile_bytes;   // bytes of a K tile, and of a V tile
   size_t token_bytes;  // bytes of K, and of V, of one token (layouts that are not tiled)
@@ -208,6 +210,7 @@ struct AttentionConfig {
   float softcap;           // 0: none; of scores times log2 e, like the queries
   int64_t sliding_window;  // 0: none
   bool chunked = false;    // a query at p sees keys from p − p mod sliding_window on
+  bool rotated_values = false;  // the values are keys in i8
   const float *sinks = nullptr;  // [num_heads], a further score of each softmax, without a value; null: none
 };
 

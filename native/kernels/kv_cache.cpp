@@ -16,7 +16,8 @@ size_t token_bytes(KVFormat format, const HeadShape &heads) {
 // Bytes of a layer's keys and values in a block.
 size_t slot_bytes(const KVConfig &c) {
   auto of_heads = [&](const HeadShape &of) {
-    return product(product(2 * token_bytes(c.format, of), size_t(c.block_size)), size_t(of.num_kv_heads));
+    const size_t of_token = size_t(c.parts()) * token_bytes(c.format, of);
+    return product(product(of_token, size_t(c.block_size)), size_t(of.num_kv_heads));
   };
   size_t most = of_heads(c.heads());
   for (const HeadShape &other : c.more_heads) most = std::max(most, of_heads(other));
@@ -57,13 +58,14 @@ KVLayer KVCache::layer(int slot, const HeadShape &heads) const {
   KVLayer layer{};
   layer.format = config_.format;
   layer.tiled = config_.block_size % kTile == 0;
+  layer.parts = config_.parts();
   layer.block_size = config_.block_size;
   layer.num_kv_heads = heads.num_kv_heads;
   layer.head_dim = heads.head_dim;
   layer.padded_dim = heads.padded_dim;
   layer.token_bytes = token_bytes(config_.format, heads);
   layer.tile_bytes = kTile * layer.token_bytes;
-  layer.head_stride = product(2 * layer.token_bytes, size_t(config_.block_size));
+  layer.head_stride = product(size_t(layer.parts) * layer.token_bytes, size_t(config_.block_size));
   layer.block_stride = block_bytes_;
   layer.base = memory_.data() + slot_bytes_ * size_t(slot);
   return layer;

@@ -19,12 +19,14 @@ struct HeadShape {
 struct KVConfig {
   KVFormat format;
   int num_blocks, block_size, num_slots, num_kv_heads, head_dim, padded_dim;
+  bool keys_are_values;  // latent attention: each head is stored once
   RecurrentConfig recurrent;
   std::vector<HeadShape> more_heads = {};  // other shapes of some layers; a slot has room for the largest
   // States of one request each, whose ids follow those of the blocks. 0: a block also holds such a state.
   int num_states = 0;
   int num_state_slots = 0;
 
+  int parts() const { return keys_are_values ? 1 : 2; }
   HeadShape heads() const { return {num_kv_heads, head_dim, padded_dim}; }
   int num_ids() const { return num_blocks + num_states; }
   int first_state() const { return num_states ? num_blocks : 0; }

@@ -500,6 +500,7 @@ def kv_bytes(
     head_dim: int,
     recurrent: dict[str, int] = {},
     more_heads: Sequence[tuple[int, int]] = [],
+    keys_are_values: bool = False,
     num_states: int = 0,
     num_state_slots: int = 0,
 ) -> int:

@@ -8,9 +8,11 @@ from kernel_reference import SPECS, Reference, fp32_error, random_weights, relat
 from foreword import _native
 from foreword.batch import BlockOps
 from foreword.errors import ConfigError, PlanError
+from foreword.executors.kinds import KINDS
 from foreword.executors.native import NativeExecutor, kv_report
 from foreword.executors.numpy import NumpyExecutor
-from foreword.models.spec import LayerSpec
+from foreword.executors.options import NativeOptions
+from foreword.models.spec import LayerSpec, MlaSpec
 
 LEVELS = _native.isa_levels()
 
@@ -234,3 +236,20 @@ def test_report_counts_blocks_and_requests_before_memory_is_taken():
     sliding = tiny_spec(max_model_len=1000, layers=(LayerSpec(rope(16), 100), LayerSpec(rope(16))))
     assert kv_report(sliding, num_blocks=71, block_size=16).endswith("part of one request of 1,000 tokens")
     assert kv_report(sliding, num_blocks=72, block_size=16).endswith("1 request of 1,000 tokens")
+
+
+@pytest.mark.parametrize("kv_format", ["fp32", "bf16", "int8"])
+def test_the_head_of_latent_attention_is_stored_once(kv_format):
+    """In bytes per block, in the plan of the pool, and in the arrays of the NumPy executor."""
+    mla = MlaSpec(q_rank=24, kv_rank=40, nope_dim=12, rope_dim=8, value_dim=18)
+    spec = tiny_spec(num_kv_heads=1, head_dim=48, mla=mla, layers=(LayerSpec(rope(8)),) * 2)
+    weights = random_weights(spec)
+    native = NativeExecutor(spec, weights, num_blocks=4, block_size=16, kv_format=kv_format)
+    of_token = 48 * {"fp32": 4, "bf16": 2, "int8": 1}[kv_format] + (4 if kv_format == "int8" else 0)
+    assert native.block_bytes == spec.num_slots * 16 * of_token
+    if kv_format == "fp32":
+        numpy = NumpyExecutor(spec, weights, num_blocks=4, block_size=16)
+        assert numpy.block_bytes == native.block_bytes
+    kind = KINDS["native"]
+    planned = 2 * kind.bytes_per_value(spec, weights, NativeOptions(kv_format=kv_format)) * 16 * spec.key_size
+    assert spec.num_slots * planned >= native.block_bytes

@@ -166,19 +166,19 @@ void AttentionStage::rotate_and_store_latent(int thread, const Layer &layer) {
   if (heads.begin == heads.end) return;
   const KVLayer kv = ctx_.model.kv.layer(layer.slot);
   const int64_t *slots = ctx_.input.groups[size_t(layer.group)].slot_mapping;
-  float *key = scratch_[size_t(thread)].key_value.data(), *from = key + padded, *scratch = from + padded;
-  std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
+  float *key = scratch_[size_t(thread)].key_value.data(), *scratch = key + padded;
+  std::memset(key, 0, sizeof(float) * size_t(padded));
   auto make = [&](int unit) {
     const int token = unit / num_units, head = unit % num_units;
     const RotaryRow rotary = embedding_.rotary(layer.rope, token);
     const float *row = qkv_.row(token);
-    const bool is_query = head < c.num_heads;
-    if (!is_query && slots[token] < 0) return;
-    is_query ? latent_.query(layer, row, token, head, from) : latent_.key(layer, row, from);
-    float *out = is_query ? rows_[0].queries.row(token) + head * padded : key;
-    const float factor = is_query ? c.query_scale * kLog2E : 1.f;
-    ctx_.isa.make_head({shape.head_dim, from, nullptr, nullptr, nullptr, 0.f, rotary, factor}, out);
-    if (!is_query) ctx_.isa.store_kv(kv, slots[token], 0, key, key, scratch);
+    if (head < c.num_heads) {
+      float *out = rows_[0].queries.row(token) + head * padded;
+      return latent_.query(row, token, head, rotary, c.query_scale * kLog2E, out);
+    }
+    if (slots[token] < 0) return;
+    latent_.key(layer, row, rotary, key);
+    ctx_.isa.store_kv(kv, slots[token], 0, key, nullptr, scratch);
   };
   ctx_.pool.divide(thread, ctx_.pool.team(thread), ctx_.input.num_tokens * num_units, 1, [&](Share part, int) {
     for (int unit = part.begin; unit < part.end; ++unit) make(unit);
@@ -187,8 +187,9 @@ void AttentionStage::rotate_and_store_latent(int thread, const Layer &layer) {
 
 AttentionConfig AttentionStage::config(const HeadShape &shape, AttentionWindow window, Vector sinks) const {
   const ModelConfig &c = ctx_.model.config;
+  const KVConfig &kv = ctx_.model.kv.config();
   return {c.num_heads, shape.num_kv_heads, shape.head_dim, shape.padded_dim, c.attn_softcap * kLog2E, window.size,
-          window.chunked, sinks};
+          window.chunked, kv.keys_are_values && kv.format == KVFormat::i8, sinks};
 }
 
 // The outputs of this thread's tokens times their gate.

@@ -40,11 +40,12 @@ void LatentStage::multiply(int thread, const std::vector<Linear> &heads, const A
                            FloatRows &out, Source &&source) {
   const int num_tokens = ctx_.input.num_tokens;
   const ActivationSet set =
-      ctx_.products.prepare_shared(thread, buffer, heads[0].cols, num_tokens * heads_, [&](int row) {
-        const float *from = source(row % num_tokens, row / num_tokens);
+      ctx_.products.prepare_groups(thread, buffer, heads[0].cols, num_tokens, heads_, [&](int t, int h) {
+        const float *from = source(t, h);
         if (heads[0].cols == in.stride()) return from;
-        std::copy_n(from, heads[0].cols, in.row(row));  // padded with zeros
-        return static_cast<const float *>(in.row(row));
+        float *padded = in.row(h * num_tokens + t);
+        std::copy_n(from, heads[0].cols, padded);  // padded with zeros
+        return static_cast<const float *>(padded);
       });
   for (int h = 0; h < heads_; ++h) {
     const Share rows{h * num_tokens, (h + 1) * num_tokens};
@@ -71,15 +72,18 @@ void LatentStage::absorb(int thread, const Layer &layer, FloatRows &qkv) {
   });
 }
 
-void LatentStage::query(const Layer &, const float *qkv, int token, int head, float *out) const {
+void LatentStage::query(const float *qkv, int token, int head, RotaryRow rotary, float factor, float *out) const {
   const float *row = config_.q_rank ? queries_.row(token) : qkv;
-  std::copy_n(row + head * config_.query_dim(), config_.rope_dim, out);
-  std::copy_n(absorbed_.row(head * ctx_.input.num_tokens + token), config_.kv_rank, out + config_.rope_dim);
+  auto make = [&](int dim, const float *from, RotaryRow of_part, float *to) {
+    ctx_.isa.make_head({dim, from, nullptr, nullptr, nullptr, 0.f, of_part, factor}, to);
+  };
+  make(config_.rope_dim, row + head * config_.query_dim(), rotary, out);
+  make(config_.kv_rank, absorbed_.row(head * ctx_.input.num_tokens + token), {}, out + config_.rope_dim);
 }
 
-void LatentStage::key(const Layer &layer, const float *qkv, float *out) const {
+void LatentStage::key(const Layer &layer, const float *qkv, RotaryRow rotary, float *out) const {
   const float *row = qkv + layer.qkv.parts[1].offset;
-  std::copy_n(row, config_.rope_dim, out);
+  ctx_.isa.make_head({config_.rope_dim, row, nullptr, nullptr, nullptr, 0.f, rotary, 1.f}, out);
   ctx_.isa.norm_parts(row + config_.rope_dim, layer.latent->kv_norm, 0, 1, config_.kv_rank, config_.norm_eps,
                       out + config_.rope_dim);
 }

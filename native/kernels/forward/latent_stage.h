@@ -13,10 +13,10 @@ class LatentStage {
   void reserve();
   // Queries times Wk_b, from the first product of the layer. Ends with a barrier.
   void absorb(int thread, const Layer &layer, FloatRows &qkv);
-  // A head's query before the rotation [head_dim]; the row of its token in `qkv`.
-  void query(const Layer &layer, const float *qkv, int token, int head, float *out) const;
-  // The key of a token before the rotation [head_dim], normed.
-  void key(const Layer &layer, const float *qkv, float *out) const;
+  // A head's query times `factor`, rotated [head_dim]; the row of its token in `qkv`.
+  void query(const float *qkv, int token, int head, RotaryRow rotary, float factor, float *out) const;
+  // The key of a token, normed and rotated [head_dim].
+  void key(const Layer &layer, const float *qkv, RotaryRow rotary, float *out) const;
   // The outputs of attention [T, heads, head_dim] times Wv_b: rows [T, heads, value_dim]. Ends with a barrier.
   const FloatRows &expand(int thread, const Layer &layer, const FloatRows &out);
 

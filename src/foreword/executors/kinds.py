@@ -41,6 +41,11 @@ if TYPE_CHECKING:  # few models take images
 O = TypeVar("O", bound=ExecutorOptions)  # noqa: E741
 
 
+def _share_stored(spec: DecoderSpec) -> float:
+    """Return the share of keys and values that a cache stores: half where the values are the keys."""
+    return 1.0 if spec.mla is None else 0.5
+
+
 class ExecutorKind(ABC, Generic[O]):
     """A kind of executor.
 
@@ -90,7 +95,7 @@ class ExecutorKind(ABC, Generic[O]):
 
     def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: O) -> float:
         """Return the bytes of one number of a key or value in the cache, scales included."""
-        return 4
+        return 4 * _share_stored(spec)
 
     def num_context_ranks(self, options: O) -> int:
         """Return the number of ranks over which keys and values are divided by position."""
@@ -161,7 +166,7 @@ class NativeKind(ExecutorKind[NativeOptions]):
             raise ConfigError("executor='native': the native module is not built; install with a C++20 compiler")
 
     def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: NativeOptions) -> float:
-        return {"fp32": 4, "bf16": 2, "int8": 2}[options.kv_format]
+        return {"fp32": 4, "bf16": 2, "int8": 2}[options.kv_format] * _share_stored(spec)
 
     def tower_options(self, options: NativeOptions) -> NativeOptions:
         return options
@@ -233,11 +238,6 @@ class NumpyKind(ExecutorKind[VisionOptions]):
         self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec, options: VisionOptions
     ) -> EncoderExecutor:
         return EncoderExecutor(spec, weights, pooling)
-
-
-def _share_stored(spec: DecoderSpec) -> float:
-    """Return the share of keys and values that a `PagedCache` stores: half where the values are the keys."""
-    return 1.0 if spec.mla is None else 0.5
 
 
 class TorchKind(ExecutorKind[TorchOptions]):

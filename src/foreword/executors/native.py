@@ -118,6 +118,7 @@ def kv_report(
         head_dim=spec.head_dim,
         recurrent=_recurrent_sizes(spec),
         more_heads=_more_heads(spec),
+        keys_are_values=spec.mla is not None,
         num_states=num_states,
         num_state_slots=spec.num_state_slots,
     )

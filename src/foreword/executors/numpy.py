@@ -49,13 +49,16 @@ class NumpyCache:
     ``num_states``, a state is in a block.
 
     keys, values: float32 [slots per block, num_blocks, numbers of a block in the layer with the most]: see `of_layer`.
+    One array with latent attention, whose keys are its values.
     states: float32 [slots per state, number, state_size], of recurrent layers; the first is that of number
     ``first_state``.
     """
 
     def __init__(self, spec: DecoderSpec, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         self.block_size, shape = block_size, (spec.num_slots, num_blocks, block_size * spec.key_size)
-        self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self.keys = np.zeros(shape, np.float32)
+        self.values = self.keys if spec.mla is not None else np.zeros(shape, np.float32)
+        self._of_blocks = (self.keys,) if spec.mla is not None else (self.keys, self.values)
         self.states = np.zeros((spec.num_state_slots, num_states or num_blocks, spec.state_size), np.float32)
         self.num_blocks, self.first_state = num_blocks, num_blocks if num_states else 0
 
@@ -101,8 +104,8 @@ class NumpyCache:
         """Return each array in which some of these blocks are, the number of its first one, and which ones they are."""
         is_block, everything = blocks < self.num_blocks, np.ones(len(blocks), np.bool_)
         if not self.first_state:
-            return [(array, 0, everything) for array in (self.keys, self.values, self.states)]
-        found = [(self.keys, 0, is_block), (self.values, 0, is_block), (self.states, self.first_state, ~is_block)]
+            return [(array, 0, everything) for array in (*self._of_blocks, self.states)]
+        found = [*((array, 0, is_block) for array in self._of_blocks), (self.states, self.first_state, ~is_block)]
         return [part for part in found if part[2].any()]
 
 

@@ -106,7 +106,7 @@ class MoeSpec:
 @dataclass(frozen=True, slots=True)
 class MlaSpec:
     """Multi-head latent attention: keys and values of all heads are products of one vector c per token, which is cached
-    in their place. With r = rope_dim:
+    once in their place. With r = rope_dim:
 
         u = norm(h Wq_a, q_a_norm) if q_rank else h;   q = u Wq          per head [r + nope_dim]
         k = h Wkv_a;   c = [rope(k[:r]), norm(k[r:], kv_a_norm)]         [r + kv_rank]: the head_dim of the spec
