@@ -176,7 +176,7 @@ transformers: $(STAMPS)/test  ## models of transformers: their tests, and every 
 families: $(STAMPS)/test  ## every native family in all executors and formats, with drafts, adapters and GGUF files, against transformers (minutes)
 	$(PIP) --no-build-isolation '.[transformers]'
 	$(PIP) gguf
-	PYTHONPATH=tests $(BIN)/python tools/family_matrix/check.py --draws 1
+	PYTHONPATH=tests $(BIN)/python tools/family_matrix/check.py
 
 clients: $(STAMPS)/test  ## the server with clients of others: langchain-openai, llm, lm-eval, schemathesis (minutes)
 	$(PIP) langchain-openai llm 'lm-eval[api]' schemathesis opentelemetry-sdk opentelemetry-exporter-otlp-proto-http

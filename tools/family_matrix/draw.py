@@ -132,6 +132,6 @@ def _rotary(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
         found["rope_parameters"] = {**old, "full_attention": old["full_attention"] | rule}
         return
     kept = {key: old[key] for key in ("llama_4_scaling_beta",) if key in old}
-    if "partial_rotary_factor" in old:
+    if old.get("partial_rotary_factor", 1.0) != 1:
         kept["partial_rotary_factor"] = pick((0.25, 0.5, 1.0))
     found["rope_parameters"] = {**kept, **rule}
