@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from foreword.cache.pool import BlockPool
+from foreword.cache.pool import BlockNumbers, BlockPool
 from foreword.errors import CapacityError, ConfigError
 
 
@@ -64,6 +64,35 @@ def test_null_blocks_are_never_freed():
     pool.free(ids(0, 0))
     assert pool.num_free == 2
     assert pool.num_refs[0] == 0
+
+
+def test_a_second_pool_has_the_numbers_after_the_first():
+    numbers, evicted = BlockNumbers(9), []
+    blocks, states = (
+        BlockPool(count, evicted.append, numbers=numbers, first=first) for count, first in ((5, 0), (4, 5))
+    )
+    assert (blocks.allocate(4).tolist(), states.allocate(3).tolist()) == ([1, 2, 3, 4], [5, 6, 7])
+    assert (blocks.usage, states.usage) == (1, 3 / 4)
+    cached_free(states, 6)
+    cached_free(blocks, 2)
+    assert (blocks.allocate(1).tolist(), states.allocate(2).tolist()) == ([2], [8, 6])
+    assert [one.tolist() for one in evicted] == [[2], [6]]
+    with pytest.raises(CapacityError, match="1 blocks wanted, 0 of 4 are free"):
+        states.allocate(1)
+    states.free_all()
+    assert (blocks.num_free, sorted(states.allocate(4).tolist())) == (0, [5, 6, 7, 8])
+
+
+def test_forgotten_blocks_are_taken_first():
+    pool = BlockPool(6)
+    pool.allocate(5)
+    cached_free(pool, 4, 2, 3)
+    pool.free(ids(1))
+    pool.touch(ids(3))
+    pool.is_cached[[2, 3]] = False
+    pool.forget(ids(2, 3))  # 3 has an owner
+    assert pool.num_free == 3
+    assert pool.allocate(3).tolist() == [2, 1, 4]
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -18,6 +18,7 @@ from foreword.errors import ConfigError
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import LayerSpec
 from foreword.native import available
+from foreword.server.metrics import ServerMetrics
 from models.recorded import make
 
 UNIT = 4
@@ -233,3 +234,19 @@ def test_the_memory_of_an_executor_is_that_of_its_pool(name, tmp_path):
             arrays = executor.cache.keys, executor.cache.values, executor.cache.states
             assert taken == sum(array.nbytes for array in arrays)
             assert num_bytes - executor.block_bytes - 2 * executor.state_bytes < taken <= num_bytes
+
+
+def test_metrics_show_the_used_slots():
+    engine = make_engine(groups=HYBRID, num_states=4)
+    metrics = ServerMetrics(engine, "m", None)
+    engine.add_request("a", list(range(1, 9)), GREEDY)
+    engine.step()
+    assert (
+        f'foreword:state_slots_usage{{model_name="m"}} {engine.cache.state_pool.num_used / 4}'
+        in metrics.text().decode()
+    )
+    assert engine.cache.state_pool.num_used > 0
+    run(engine)
+    assert 'foreword:state_slots_usage{model_name="m"} 0.0' in metrics.text().decode()
+    engine.close()
+    assert b"state_slots" not in ServerMetrics(make_engine(), "m", None).text()
