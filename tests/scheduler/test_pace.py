@@ -191,6 +191,38 @@ def test_a_span_is_computed_whole_although_it_is_longer():
     assert rig.step() == {"a": 1, "b": 3 * limit}
 
 
+@pytest.mark.parametrize("start", [0, 8])
+def test_a_request_whose_next_tokens_are_a_longer_span_is_admitted_and_no_other_with_it(start):
+    """It begins with the span, or the cache has all tokens before it."""
+    rig, limit = _rig(cache={"prefix_caching": True})
+    if start:
+        rig.add("x", start, max_len=start + 1, first=50)
+        rig.step()
+    rig.add("b", 5 * limit, max_len=256, first=50, spans=np.array([[start, start + 3 * limit]], np.int32))
+    rig.add("c", 4, max_len=256)
+    assert rig.step() == {"a": 1, "b": 3 * limit}
+    assert rig.plan.num_prompt_tokens == 3 * limit
+    assert rig.step() == {"a": 1, "b": limit}
+
+
+def test_a_span_that_the_step_has_no_room_for_waits():
+    rig, limit = _rig(max_num_batched_tokens=64)
+    rig.add("b", 2, max_len=256)
+    rig.add("c", 70, max_len=256, spans=np.array([[0, 62]], np.int32))
+    assert rig.step() == {"a": 1, "b": 2}
+    assert rig.why("c") == f"token_budget left={limit - 2} need=70"
+    rig.scheduler.remove("b")
+    assert rig.step() == {"a": 1, "c": 62}
+
+
+def test_all_tokens_of_a_prompt_alone_are_counted_beyond_the_threshold():
+    rig = Rig(blocks=200, M=256, max_num_batched_tokens=64, long_prefill_threshold=8)
+    rig.add("a", 100, max_len=256)
+    for expected in (64, 36):
+        assert rig.step() == {"a": expected}
+        assert rig.plan.num_prompt_tokens == expected
+
+
 def test_a_resumed_request_computes_its_tokens_in_parts():
     rig = Rig(blocks=18, M=64, reserve_full_prompt=False, max_num_batched_tokens=64)
     rig.add("a", 20, max_len=64, streams=True)

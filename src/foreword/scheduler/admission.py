@@ -80,9 +80,9 @@ class AdmissionControl:
         self._watermark = int(config.watermark * cache.pool.num_blocks)
         self._hit = Memo[Request, PrefixHit](cache)  # by the waiting request
 
-    def fit(self, request: Request, left: int) -> Fit | Reason:
-        """Return the hit of a waiting request and the number of tokens to compute, at most ``left``; or the reason why
-        it does not fit.
+    def fit(self, request: Request, left: int, most: int) -> Fit | Reason:
+        """Return the hit of a waiting request and the number of tokens to compute, at most ``left``, but a first span
+        of up to ``most``; or the reason why it does not fit.
         """
         config, states, running = self._config, self._states, len(self._running)
         if running >= config.max_num_seqs or len(states) >= states.max_num_reqs:
@@ -98,14 +98,14 @@ class AdmissionControl:
             n = request.whole(hit.num_tokens, min(n, config.long_prefill_threshold), need)
         if n > left and not config.chunks_prompts:
             return reason("token_budget", left=left, need=need)
-        n = request.whole(hit.num_tokens, min(n, left), left)
+        n = request.whole(hit.num_tokens, min(n, left), most)
         if n < 1:
             return reason("token_budget", left=left, need=need)
-        most = min(left, len(request)) if len(request.spans) else n  # a smaller hit may be followed by a longer span
-        fitting = self._fitting_hit(hit, most)
+        chunk = min(most, len(request)) if len(request.spans) else n  # a smaller hit may be followed by a longer span
+        fitting = self._fitting_hit(hit, chunk)
         if isinstance(fitting, Reason):
             return fitting
-        n = request.whole(fitting.num_tokens, min(n, len(request) - fitting.num_tokens), left)
+        n = request.whole(fitting.num_tokens, min(n, len(request) - fitting.num_tokens), most)
         if n < 1:
             return reason("token_budget", left=left, need=need)
         return fitting, request.whole(fitting.num_tokens, fitting.cut(n), n) if config.chunks_prompts else n

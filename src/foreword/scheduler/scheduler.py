@@ -106,7 +106,7 @@ class Scheduler:
         if not len(self.waiting) or not (request := self.waiting.peek()).was_preempted:
             return
         left = self.config.max_num_batched_tokens - len(self.running)
-        if isinstance(self._admission.fit(request, left), Reason):
+        if isinstance(self._admission.fit(request, left, left), Reason):
             return
         request.was_preempted = False
         if is_wanted(request):
@@ -156,11 +156,11 @@ class Scheduler:
             return plan
         ran, preempted = self._continue_running(in_flight)
         prefilling, num_prompt_tokens = self.running.prefilling(ran)
-        admissions = self._admit_waiting(self._room(ran, num_prompt_tokens), preempted)
+        admissions = self._admit_waiting(ran, num_prompt_tokens, preempted)
         share = self._with_admitted(ran, admissions)
-        num_prompt_tokens += share.num_tokens - ran.num_tokens
         if self.config.long_prefill_threshold and len(share.rows) == 1:
             share = self._use_rest(share)
+        num_prompt_tokens += share.num_tokens - ran.num_tokens
         copies = admissions.copies
         if self.cache.keeps_states:
             copies.append(self.cache.keep_states(ran.rows, ran.computed))
@@ -372,28 +372,32 @@ class Scheduler:
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def _room(self, ran: Share, num_prompt_tokens: int) -> int:
-        """Return how many tokens the admitted requests may compute, beside those of running ones."""
-        left = self.config.max_num_batched_tokens - ran.num_tokens
+    def _room(self, ran: Share, num_prompt_tokens: int, most: int) -> int:
+        """Return how many of ``most`` tokens the admitted requests may compute, beside those of running ones."""
         if not (len(self.waiting) and self.running.has_streamed and self.pace.is_limited):
-            return left
+            return most
         if self.running.streaming(ran.rows, ran.computed, ran.num_scheduled) is None:
-            return left
-        return min(left, self.pace.limit(ran.num_tokens - num_prompt_tokens) - num_prompt_tokens)
+            return most
+        return min(most, self.pace.limit(ran.num_tokens - num_prompt_tokens) - num_prompt_tokens)
 
-    def _admit_waiting(self, left: int, preempted: list[Request] | None) -> Admissions:
-        """Admit requests in order until one does not fit into ``left`` tokens; none if blocks were short."""
+    def _admit_waiting(self, ran: Share, num_prompt_tokens: int, preempted: list[Request] | None) -> Admissions:
+        """Admit requests in order until one does not fit beside the running ones, of whose tokens so many are of
+        prompts; none if blocks were short.
+        """
         admissions, may_admit = Admissions(), preempted == []
+        most = self.config.max_num_batched_tokens - ran.num_tokens
+        left = self._room(ran, num_prompt_tokens, most)
         while len(self.waiting):
             request = self.waiting.peek()
-            fit = self._admission.fit(request, left) if may_admit else reason("preemption")
+            fit = self._admission.fit(request, left, most) if may_admit else reason("preemption")
             if isinstance(fit, Reason):
                 admissions.head, admissions.blocked = request.request_id, fit
                 break
             self.waiting.pop()
             if self._shares is not None:
                 self._shares.admitted(request)
-            left -= self._admission.place(request, fit, admissions)
+            n = self._admission.place(request, fit, admissions)
+            left, most = left - n, most - n
         return admissions
 
     def _with_admitted(self, ran: Share, admissions: Admissions) -> Share:
