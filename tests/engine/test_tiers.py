@@ -76,6 +76,26 @@ def test_a_prompt_goes_on_from_the_disk_after_a_restart(tmp_path, kind, async_sc
         engine.close()
 
 
+@pytest.mark.parametrize("evicts", [False, True])
+def test_the_last_state_of_a_long_output_is_on_disk_after_its_eviction_and_after_a_restart(tmp_path, evicts):
+    """Intervals are 16 blocks. Earlier states of the output, which the last one replaces, are not stored."""
+    groups, prompt = [KVGroup(4), KVGroup(4, recurrent=True)], [1, 2, 3, 4, 5, 6]
+    output = plain_output(prompt, lambda logits, position: logits.argmax(), 200, 30)
+    options = {"groups": groups, "M": 256, "blocks": 300, "num_states": 3, "tiers": [on_disk(tmp_path)]}
+    engine = make_engine(**options)
+    engine.add_request("a", prompt, SamplingParams(temperature=0.0, max_tokens=200))
+    assert run(engine)["a"].outputs[0].token_ids == output
+    if evicts:
+        for i in range(20, 24):
+            assert loaded(engine, [i, *range(1, 9)]) == {}
+    else:
+        engine.close()
+        engine = make_engine(**options)
+    assert loaded(engine, [*prompt, *output, 7]) == {"disk": 192}
+    assert sum(loaded(engine, [*prompt, *output[:129], 7]).values()) <= 4  # of the prompt
+    engine.close()
+
+
 @kinds
 def test_evicted_blocks_come_back_from_host_memory(kind):
     engine = make_engine(

@@ -12,7 +12,7 @@ class BlockStored:
 
     extra_keys: what else has to be equal in it, such as ("salt", "x"); see `foreword.cache.keys`. adapter: number and
     name of the adapter that the whole prefix was computed with. is_passing: whether it is a state that its request
-    replaces by a later one.
+    replaces by a later one, if it gets that far.
     """
 
     hash: bytes

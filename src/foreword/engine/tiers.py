@@ -97,6 +97,7 @@ class Tiers:
         self._takes = frozenset(tier.takes for tier in tiers)
         self._names: dict[int, bytes] = {}  # names of whole blocks with cached content
         self._computed: dict[int, bytes] = {}  # names that are not offered yet
+        self._passing: dict[int, bytes] = {}  # names that are offered unless a later state replaces theirs
         self._evicted: dict[int, bytes] = {}
         self._loads: dict[str, _Load] = {}  # loads by request id
         self._reading: dict[bytes, _Load] = {}  # by the name of a block
@@ -115,15 +116,17 @@ class Tiers:
         if isinstance(event, BlockStored):
             if len(event.token_ids) == self._cache.tree.block_size:
                 self._names[event.block] = name = block_name(event.hash, event.group)
-                if not event.is_passing:
-                    self._computed[event.block] = name
+                (self._passing if event.is_passing else self._computed)[event.block] = name
         elif isinstance(event, BlockRemoved):
-            removed = self._names.pop(event.block, None)
+            removed, passing = self._names.pop(event.block, None), self._passing.pop(event.block, None)
             if removed is not None and not event.is_replaced:
                 self._evicted[event.block] = removed
+                if passing is not None:
+                    self._computed[event.block] = passing
         else:
             self._names.clear()
             self._computed.clear()
+            self._passing.clear()
             self._evicted.clear()
 
     def save(self) -> None:
@@ -136,6 +139,12 @@ class Tiers:
         if self._evicted:
             evicted, self._evicted = self._evicted, {}
             self._offer("evicted", evicted)
+
+    def _save_all(self) -> None:
+        """Offer also the states that no later one has replaced so far."""
+        self._computed |= self._passing
+        self._passing.clear()
+        self.save()
 
     def _offer(self, kind: Literal["computed", "evicted"], named: dict[int, bytes]) -> None:
         if kind not in self._takes:
@@ -260,7 +269,7 @@ class Tiers:
 
     def flush(self) -> None:
         """Wait until all blocks that were computed and evicted so far are stored."""
-        self.save()
+        self._save_all()
         for tier in self.members:
             tier.flush()
 
@@ -269,7 +278,7 @@ class Tiers:
 
         Return the requests that waited for blocks and can be scheduled. The tiers are not used after this.
         """
-        self.save()
+        self._save_all()
         self._stop()
         waiting = [one for load in self._loads.values() for one in (load.request, *load.followers)]
         self.clear()
