@@ -236,6 +236,20 @@ def test_the_memory_of_an_executor_is_that_of_its_pool(name, tmp_path):
             assert num_bytes - executor.block_bytes - 2 * executor.state_bytes < taken <= num_bytes
 
 
+def test_a_hybrid_that_drafts_has_no_slots_for_snapshots(tmp_path):
+    """Two states of each request are enough, the second one after a draft."""
+    model = make(tmp_path, "qwen3_5")
+    drafts = SpeculationConfig(method="draft_model", model=str(model), num_tokens=2, adaptive=False)
+    options = {"max_num_seqs": 2, "max_model_len": 64, "cache_dir": str(tmp_path / "cache")}
+    with LLM(model, executor="numpy", speculation=drafts, **options) as llm:
+        cache = llm.engine.speculation.drafter.cache
+        assert (cache.pool.num_blocks, cache.state_pool.num_blocks) == (1 + 2 * 4, 2 * 2)
+        prompts = [[3 + (k * k + n) % 20 for k in range(n)] for n in (17, 33, 50)]
+        outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True), progress=False)
+        assert all(len(output.outputs[0].token_ids) == 6 for output in outputs)
+        assert llm.engine.speculation.stats.num_drafted > 0
+
+
 def test_metrics_show_the_used_slots():
     engine = make_engine(groups=HYBRID, num_states=4)
     metrics = ServerMetrics(engine, "m", None)

@@ -254,6 +254,8 @@ def draft_model_drafter(
     kept = SpeculationConfig(num_tokens=1) if has_states else None  # space for a second state of each request
     own = replace(config, max_model_len=target.max_model_len, num_blocks=None, speculation=kept)
     memory = draft.memory(own)
+    # A drafter has no prefix cache, and so no snapshots.
+    own = replace(own, prefix_caching=False, host_cache_bytes=0, cache_dir=None, cache_bytes=None)
     size = draft.pool(own, None if memory is None else memory.beside("the KV pool of the target", pool_bytes))
     return DraftModelDrafter(
         target,
