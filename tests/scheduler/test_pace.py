@@ -202,6 +202,7 @@ def test_a_request_whose_next_tokens_are_a_longer_span_is_admitted_and_no_other_
     rig.add("c", 4, max_len=256)
     assert rig.step() == {"a": 1, "b": 3 * limit}
     assert rig.plan.num_prompt_tokens == 3 * limit
+    assert rig.why("c") == "token_budget left=0 need=4"
     assert rig.step() == {"a": 1, "b": limit}
 
 

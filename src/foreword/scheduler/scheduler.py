@@ -397,7 +397,7 @@ class Scheduler:
             if self._shares is not None:
                 self._shares.admitted(request)
             n = self._admission.place(request, fit, admissions)
-            left, most = left - n, most - n
+            left, most = max(left - n, 0), most - n
         return admissions
 
     def _with_admitted(self, ran: Share, admissions: Admissions) -> Share:
