@@ -92,7 +92,7 @@ def test_the_last_state_of_a_long_output_is_on_disk_after_its_eviction_and_after
         engine.close()
         engine = make_engine(**options)
     assert loaded(engine, [*prompt, *output, 7]) == {"disk": 192}
-    assert sum(loaded(engine, [*prompt, *output[:129], 7]).values()) <= 4  # of the prompt
+    assert sum(loaded(engine, [*prompt, *output[:129], 7]).values()) <= 4  # the prompt has a state there
     engine.close()
 
 
