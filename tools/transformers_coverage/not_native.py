@@ -14,14 +14,15 @@ _REASONS: Mapping[str, str] = {
     "positions are not rotary: learned, sinusoidal, relative, or biases of attention": """
         biogpt bloom cpmant ctrl gpt2 gpt_bigcode gpt_neo mpt openai-gpt opt reformer xglm xlm xlnet""",
     "attention and MLP read the same input, and the sum of both is added": """
-        codegen cohere cohere2 cohere2_moe cohere_compass_text falcon gpt_neox gpt_neox_japanese gptj phi""",
+        codegen cohere cohere2 cohere2_moe cohere_compass_text falcon gpt_neox gptj phi""",
+    "only the attention of the last layer has a bias": "gpt_neox_japanese",
     "sparse attention: an indexer chooses the keys that a query sees": """
         axk2 deepseek_v32 deepseek_v4 dots3_note dots3_note_text glm_moe_dsa hy_v4 minimax_m3_vl_text qwen4_exp
         qwen4_exp_text""",
     "layers whose state is not that of Mamba 2, of the gated delta rule or of a short convolution": """
-        bailing_hybrid falcon_mamba jamba kimi_linear lfm3 mamba minimax olmo_hybrid recurrent_gemma rwkv xlstm zamba
-        zaya""",
-    "convolutions inside attention": "inkling2_text inkling_text",
+        bailing_hybrid falcon_mamba jamba kimi_linear mamba minimax recurrent_gemma rwkv xlstm zamba""",
+    "a gated delta rule whose updates have factors of up to 2": "olmo_hybrid",
+    "convolutions inside attention": "inkling2_text inkling_text zaya",
     "no layer has attention": "mamba2",
     "one attention layer, whose weights several places of the model share": "zamba2",
     "runs behind an encoder of images or sounds": """
@@ -31,16 +32,18 @@ _REASONS: Mapping[str, str] = {
         diffllama doge jetmoe""",
     "layers run several times for a token": "hrm_text",
     "queries and keys are normalised after their rotation": "hunyuan_v1_dense hunyuan_v1_moe nanochat",
-    "heads differ in number between layers, or are gated one by one": "beam laguna",
+    "heads differ in number between layers, or have a gate or a bias of a gate each": "beam laguna lfm3",
     "values have another size than keys": "mimo_v2_flash",
-    "norms of another form: without weights, of half of the MLP, or LayerNorm beside RMSNorm": """
+    "norms of another form: without weights, inside attention or MLP, or LayerNorm of keys or embeddings": """
         bitnet modernbert-decoder olmo persimmon""",
+    "norms after the experts alone": "axk1",
     "an activation that no kernel computes": "apertus",
-    "experts of another form: chosen in two rounds, empty, or with values limited before attention": """
-        dbrx longcat_flash phimoe""",
+    "experts of another form: chosen in two rounds, empty, or by a bias of the outputs of their router": """
+        kolibri1 longcat_flash phimoe""",
+    "queries, keys and values are limited to a range": "dbrx",
     "tokens are groups of bytes": "blt",
     "no family reads its files yet; a `DecoderSpec` can describe its layers": """
-        afmoe aria_text axk1 exaone_moe flint granite_swa granitemoe_swa hy_v3 kolibri1 mellum""",
+        afmoe aria_text exaone_moe flint granite_swa granitemoe_swa hy_v3 mellum""",
 }
 NOT_NATIVE: Mapping[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """By type. A type has a reason here or a family, never both."""
