@@ -218,6 +218,9 @@ def test_rotary_parameters_are_computed_or_refused(tmp_path, kind):
         ("gemma3", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping = 2.0 is not supported"),
         ("phi3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear' is not supported"),
         ("mixtral", {"norm_topk_prob": False}, "norm_topk_prob = False is not supported"),
+        ("deepseek-v3", {"norm_topk_prob": None}, "norm_topk_prob = None is not supported"),
+        ("youtu", {"rope_interleave": None}, "rope_interleave = None is not supported"),
+        ("falcon-h1-normed", {"mamba_norm_before_gate": None}, "mamba_norm_before_gate = None is not supported"),
         *(
             (
                 name,
@@ -239,6 +242,15 @@ def test_the_rotary_part_of_a_head_may_be_a_number_of_dimensions(tmp_path):
         make(tmp_path / "part", "minimax-m2", rope_parameters={**rope, "partial_rotary_factor": 0.5})
     ).spec
     assert load_model(make(tmp_path / "number", "minimax-m2", rope_parameters=rope, rotary_dim=6)).spec == spec
+
+
+def test_null_is_what_the_reference_computes_for_it(tmp_path):
+    null = load_model(make(tmp_path / "null", "minicpm3", dim_model_base=None, scale_depth=None)).spec
+    config = TINY["minicpm3"]["config"]
+    written = {"dim_model_base": config["hidden_size"], "scale_depth": config["num_hidden_layers"] ** 0.5}
+    assert load_model(make(tmp_path / "written", "minicpm3", **written)).spec == null
+    of_heads = Config(Path("config.json"), {**TINY["internlm3"]["config"], "head_dim": None})
+    assert FAMILIES["internlm3"].read(of_heads).head_dim == 32 // 4
 
 
 def test_the_older_form_beside_an_equal_newer_one_changes_nothing(tmp_path):

@@ -37,8 +37,9 @@ ROTARY = (
 )  # fmt: skip
 MORE = {"partial_rotary_factor": [0.5], "is_causal": [False], "attention_bias": [True], "mlp_bias": [True],
         "norm_topk_prob": [True, False], "attn_logit_softcapping": [2.0], "final_logit_softcapping": [1.5],
-        "query_pre_attn_scalar": [3], "head_dim": [16], "logit_scale": [2.0], "tie_word_embeddings": [True, False],
-        "rope_theta": [77.0], "sliding_window": [3], "use_sliding_window": [True]}  # fmt: skip
+        "query_pre_attn_scalar": [3], "head_dim": [16, None], "logit_scale": [2.0],
+        "tie_word_embeddings": [True, False], "rope_theta": [77.0], "sliding_window": [3],
+        "use_sliding_window": [True], "scale_depth": [None], "dim_model_base": [None]}  # fmt: skip
 WINDOWS = {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 2}
 OTHERS = {"vocab_size", "architectures", "model_type", *WITHOUT_EFFECT}
 TEXT = np.random.default_rng(3).integers(3, 40, 14).tolist()
@@ -48,7 +49,7 @@ def other_values(key, value):
     """Values of the same kind, and for null of several kinds."""
     match value:
         case bool():
-            return [not value]
+            return [not value, None]
         case int():
             return [value + 1, 2 * value, max(1, value // 2)]
         case float():

@@ -21,7 +21,7 @@ USE_ITS_CONFIG = "Use the configuration that came with the weights"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Named values and the file that holds them, which errors name. A value of null counts as absent.
+    """Named values and the file that holds them, which errors name. `get` says what null means.
 
     served_length: maximum number of tokens of a request, where the arithmetic depends on it; None: the default.
     keys: those that may be read, with their defaults; empty: any. prefix: of their names in a GGUF file.
@@ -43,10 +43,16 @@ class Config:
         return self.values[key] if is_there else self._default(key)
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """Return the value of a key. Raise ModelError if it is absent without a default, or not a ``kind``."""
+        """Return the value of a key, ``default`` for null. Raise ModelError if it is absent without a default, or not a
+        ``kind``, and for null in place of a default that is not null: reference implementations do not use it then.
+        """
         value, label = self.value(key), self.label(key)
+        if value is None and default is None and (usual := self._default(key)) is not None:
+            if usual:
+                raise self.refused(key, None)
+            value = usual  # to the reference, null is false
         try:
-            return typed_value({label: self._default(key) if value is None else value}, label, kind, default)
+            return typed_value({label: value}, label, kind, default)
         except TypeError as error:
             raise self.error(str(error), USE_ITS_CONFIG) from None
 
@@ -89,7 +95,7 @@ class Config:
         for key in self.keys.values():
             if key.value_type is not None:
                 self.optional(key.name, key.value_type)
-            if key.values and (value := self.value(key.name)) is not None:
+            if key.values and ((value := self.value(key.name)) is not None or self._default(key.name) is True):
                 self.check_computed(key.name, value)
         if strict:
             for name, value in self.values.items():
