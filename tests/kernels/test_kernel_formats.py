@@ -67,6 +67,12 @@ def test_error_of_a_format_is_bounded(name, weight_format, kv_format, bound, isa
 
 
 @pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize(("kv_format", "bound"), [("fp32", 1e-5), ("bf16", 0.02), ("int8", 0.06)])
+def test_keys_that_are_the_values_in_each_format(kv_format, bound, isa):
+    assert run(*floats("latent_of_one_product"), weight_format="fp32", kv_format=kv_format, isa=isa) < bound
+
+
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("quant", BLOCKS)
 def test_gguf_blocks_compute_what_they_dequantise_to(quant, isa):
     """Nearly nothing is lost with 15-bit activations; with 8 bit, 32 to a scale, a little."""

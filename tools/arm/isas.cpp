@@ -1,7 +1,8 @@
 // Every instruction set of this build against the scalar one: the logits of a small decoder over mixed steps, for each
 // number format of weights and cache, tiled blocks and others, with and without a sliding window. Prints the relative
 // root mean square difference; the exit status is the number of combinations that differ by more than rounding
-// explains, and of greedy tokens that do not have the largest logit.
+// explains, and of greedy tokens that do not have the largest logit. Two kernels that this decoder does not use are
+// compared alone: attention whose keys are its values, and the convolution of recurrent layers.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -37,7 +38,7 @@ class Decoder {
   Decoder(const Isa &isa, const Case &c)
       : case_(c),
         model_({kHidden, kHeads, 1, kHeadDim, kVocab, 1, 1e-5f, 1.f / std::sqrt(float(kHeadDim)), 1.f, Gate::silu, 0.f, 0.f},
-               {c.cache, 2 * blocks() + 1, c.block_size, kLayers, 1, kHeadDim, kHeadDim, {}}, isa, 1) {
+               {c.cache, 2 * blocks() + 1, c.block_size, kLayers, 1, kHeadDim, kHeadDim, false, {}}, isa, 1) {
     model_.set_embedding(matrix(kVocab, kHidden, 1.f));
     Rope rope{{}, 1., {}};
     for (int j = 0; j < kHeadDim / 2; ++j) rope.inv_freq.push_back(std::pow(10000., -2. * j / kHeadDim));
@@ -165,6 +166,59 @@ std::vector<float> logits(const Isa &isa, const Case &c, int &wrong) {
   return all;
 }
 
+std::vector<float> random_numbers(size_t count) {
+  std::mt19937 random(1);
+  std::vector<float> values(count);
+  for (float &x : values) x = float(random()) * 0x1p-31f - 1.f;
+  return values;
+}
+
+// Attention whose keys are its values, of the last queries of a request. The numbers of keys fill no tile.
+std::vector<float> latent_attention(const Isa &isa, KVFormat format, int block_size) {
+  constexpr int kDim = 96, kKeys = 75, kQueries = 3;
+  const int blocks = kKeys / block_size + 1;
+  const KVCache cache({format, blocks, block_size, 1, 1, kDim, kDim, true, {}});
+  const KVLayer kv = cache.layer(0);
+  const AttentionConfig config{kHeads, 1, kDim, kDim, 0.f, 0, false, format == KVFormat::i8};
+  Buffer<uint8_t> scratch;
+  scratch.reserve(isa.attention_scratch_bytes(config));
+
+  const std::vector<float> keys = random_numbers(kKeys * kDim), queries = random_numbers(kQueries * kHeads * kDim);
+  std::vector<int32_t> table(size_t(blocks), 0);
+  std::iota(table.rbegin(), table.rend(), 0);
+  for (int i = 0; i < kKeys; ++i) {
+    const int64_t slot = int64_t(table[size_t(i / block_size)]) * block_size + i % block_size;
+    isa.store_kv(kv, slot, 0, keys.data() + i * kDim, nullptr, scratch.data());
+  }
+  std::vector<float> out(queries.size());
+  AttentionTile tile{};
+  tile.num_queries = kQueries;
+  tile.first_position = kKeys - kQueries;
+  tile.queries = queries.data();
+  tile.query_stride = tile.out_stride = kHeads * kDim;
+  tile.block_table = table.data();
+  tile.key_end = kKeys;
+  tile.out = out.data();
+  isa.attend(kv, config, tile, scratch.data());
+  return out;
+}
+
+// The convolution of one token, and of so many that some are computed together and some alone.
+std::vector<float> convolutions(const Isa &isa, bool silu) {
+  constexpr int kKernel = 4, kChannels = 64;
+  std::vector<float> all;
+  for (const int tokens : {1, 4, 7}) {
+    const std::vector<float> in = random_numbers(size_t(tokens) * kChannels);
+    const std::vector<float> weights = random_numbers(kKernel * kChannels);
+    std::vector<float> past = random_numbers((kKernel - 1) * kChannels), out(in.size());
+    isa.convolve({in.data(), past.data(), past.data(), weights.data(), silu ? weights.data() : nullptr, out.data(),
+                  kChannels, kChannels, tokens, kKernel, 0, kChannels, silu});
+    all.insert(all.end(), out.begin(), out.end());
+    all.insert(all.end(), past.begin(), past.end());
+  }
+  return all;
+}
+
 double difference(const std::vector<float> &got, const std::vector<float> &want) {
   double error = 0., size = 0.;
   for (size_t i = 0; i < want.size(); ++i) {
@@ -181,6 +235,22 @@ int main() {
   const std::vector<const Isa *> isas = usable_isas();
   const Isa &scalar = *isas.back();
   int different = 0;
+  for (size_t i = 0; i + 1 < isas.size(); ++i) {
+    const Isa &isa = *isas[i];
+    for (const int block_size : {16, 12}) {
+      for (int cache = 0; cache < 3; ++cache) {
+        const auto out = [&](const Isa &of) { return latent_attention(of, KVFormat(cache), block_size); };
+        const double d = difference(out(isa), out(scalar));
+        different += !(d < kLimit);
+        std::printf("%-12s keys as values  cache %-5s blocks of %d  %.1e\n", isa.name, caches[cache], block_size, d);
+      }
+    }
+    for (const bool silu : {false, true}) {
+      const double d = difference(convolutions(isa, silu), convolutions(scalar, silu));
+      different += !(d < 1e-5);
+      std::printf("%-12s convolution%s  %.1e\n", isa.name, silu ? ", silu" : "", d);
+    }
+  }
   for (int w = 0; w < 8; ++w) {
     for (int exact = 0; exact <= (w > int(Format::i8) ? 1 : 0); ++exact) {
       for (int cache = 0; cache < 3; ++cache) {
