@@ -7,12 +7,15 @@ from kernel_reference import SPECS, Reference, fp32_error, random_weights, relat
 
 from foreword import _native
 from foreword.batch import BlockOps
+from foreword.engine.config import EngineConfig
+from foreword.engine.pool import pool_size
 from foreword.errors import ConfigError, PlanError
 from foreword.executors.kinds import KINDS
 from foreword.executors.native import NativeExecutor, kv_report
 from foreword.executors.numpy import NumpyExecutor
 from foreword.executors.options import NativeOptions
 from foreword.models.spec import LayerSpec, MlaSpec
+from foreword.scheduler import SchedulerConfig
 
 LEVELS = _native.isa_levels()
 
@@ -252,4 +255,17 @@ def test_the_head_of_latent_attention_is_stored_once(kv_format):
         assert numpy.block_bytes == native.block_bytes
     kind = KINDS["native"]
     planned = 2 * kind.bytes_per_value(spec, weights, NativeOptions(kv_format=kv_format)) * 16 * spec.key_size
-    assert spec.num_slots * planned >= native.block_bytes
+    assert spec.num_slots * planned == native.block_bytes
+
+
+@pytest.mark.parametrize("head_dim", [16, 20, 64])
+@pytest.mark.parametrize("kv_format", ["fp32", "bf16", "int8"])
+def test_a_pool_within_kv_cache_bytes_has_as_many_blocks_as_fit(kv_format, head_dim):
+    spec = tiny_spec(num_kv_heads=2, head_dim=head_dim)
+    weights, options = random_weights(spec), NativeOptions(kv_format=kv_format)
+    scheduler = SchedulerConfig(max_num_seqs=500)
+    config = EngineConfig(kv_cache_bytes=1_000_000, max_model_len=128, scheduler=scheduler)
+    size = pool_size(spec, config, bytes_per_value=KINDS["native"].bytes_per_value(spec, weights, options))
+    pool = NativeExecutor(spec, weights, num_blocks=size.num_blocks, block_size=16, kv_format=kv_format)
+    assert pool.block_bytes == size.block_bytes
+    assert size.num_bytes <= 1_000_000 < size.num_bytes + size.block_bytes

@@ -166,7 +166,9 @@ class NativeKind(ExecutorKind[NativeOptions]):
             raise ConfigError("executor='native': the native module is not built; install with a C++20 compiler")
 
     def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: NativeOptions) -> float:
-        return {"fp32": 4, "bf16": 2, "int8": 2}[options.kv_format] * _share_stored(spec)
+        from foreword.executors.native import bytes_per_value
+
+        return bytes_per_value(spec, options.kv_format)
 
     def tower_options(self, options: NativeOptions) -> NativeOptions:
         return options

@@ -103,6 +103,24 @@ def weight_bytes(spec: DecoderSpec, name: str, tensor: Tensor, weight_format: We
     return round(prod(tensor.shape) * (_BYTES[target] if len(tensor.shape) > 1 else 4))
 
 
+def bytes_per_value(spec: DecoderSpec, kv_format: KVFormat) -> float:
+    """Return the bytes of one number of a key or value in the cache: with padding and scales, and half of it where the
+    values are the keys. A block of n tokens has 2 · n · storage slots · key_size of them.
+    """
+    num_tokens = 16
+    size = native.kv_bytes(
+        kv_format=kv_format,
+        num_blocks=1,
+        block_size=num_tokens,
+        num_slots=1,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        more_heads=_more_heads(spec),
+        keys_are_values=spec.mla is not None,
+    )
+    return size / (2 * num_tokens * spec.key_size)
+
+
 def kv_report(
     spec: DecoderSpec, *, num_blocks: int, block_size: int, num_states: int = 0, kv_format: KVFormat = "bf16"
 ) -> str:
