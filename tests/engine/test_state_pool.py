@@ -79,6 +79,26 @@ def test_requests_wait_for_a_slot(async_scheduling):
     engine.close()
 
 
+@pytest.mark.parametrize("num_states", [4, 8, 13])
+def test_states_after_drafts_leave_slots_to_requests(num_states):
+    drafts = SpeculationConfig(method="custom", num_tokens=3, adaptive=False)
+    engine = make_engine(groups=HYBRID, blocks=400, num_states=num_states, M=128, speculation=drafts, drafter=Guesser)
+    engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=100))
+    for _ in range(5):
+        engine.step()
+    held = engine.states.block_tables[2].num_blocks
+    assert held[0] == (4 if num_states > 4 else 1)
+    engine.add_request("b", [1, 2, 4], SamplingParams(temperature=0.0, max_tokens=10))
+    engine.step()
+    assert not engine.scheduler.waiting
+    for name in "cd":
+        engine.add_request(name, [1, 2, 4], SamplingParams(temperature=0.0, max_tokens=100))
+        for _ in range(5):
+            engine.step()
+        reserved = min(len(held), num_states // 2)
+        assert np.maximum(held - 1, 0).sum() <= num_states - reserved
+
+
 def test_without_blocks_a_request_is_preempted_and_goes_on_from_its_snapshot():
     params = SamplingParams(temperature=0.0, max_tokens=14)
     prompts = {str(i): [i, *range(1, 14)] for i in range(2)}

@@ -126,6 +126,8 @@ class KVCacheManager:
         recurrent = {g: t for g, t in enumerate(states.block_tables) if t.group.recurrent}
         # By group: whether its blocks are state slots.
         self.is_apart = tuple(self.has_state_pool and t.group.recurrent for t in states.block_tables)
+        # The slots for states after drafts. The others, at most half, are left to requests.
+        self._most_after_drafts = num_states - min(states.max_num_reqs * sum(self.is_apart), num_states // 2)
         self._snapshots: StateSnapshots | None = None
         if recurrent and prefix_caching:
             self._snapshots = StateSnapshots(self._content, self.state_pool, recurrent, self._hit_unit, states)
@@ -476,7 +478,8 @@ class KVCacheManager:
         """Append the blocks that each of these rows lacks to hold num_tokens[i] tokens, the last num_drafts[i] of them
         drafts. None: no row has drafts. A recurrent group has one more block for each draft, for the state after it.
 
-        Return False, and change nothing, if fewer blocks are free.
+        Return False, and change nothing, if fewer blocks are free, or if slots for states after drafts would be missing
+        for the first states of requests.
         """
         total, growth = [0, 0], []  # the numbers of blocks, and of state slots
         for table, is_apart in zip(self.states.block_tables, self.is_apart, strict=True):
@@ -496,10 +499,17 @@ class KVCacheManager:
         if growth:
             if total[0] > self.pool.num_free or total[1] > self.state_pool.num_free:
                 return False
+            if total[1] and total[1] + self._num_after_drafts() > self._most_after_drafts:
+                return False
             fresh = self.pool.allocate(total[0]), self.state_pool.allocate(total[1]) if total[1] else NO_BLOCKS
             for table, some, held, count, (is_apart, own) in growth:
                 _append(table, some, held, count, fresh[is_apart][own])
         return True
+
+    def _num_after_drafts(self) -> int:
+        """Return the number of slots that requests hold for states after drafts."""
+        tables = (t for t, is_apart in zip(self.states.block_tables, self.is_apart, strict=True) if is_apart)
+        return sum(int(np.maximum(table.num_blocks - 1, 0).sum()) for table in tables)
 
     def num_free_slots(self, rows: I32, num_tokens: I32) -> int:
         """Return the number of tokens that each of these rows can add to num_tokens[i] before a block is taken or
