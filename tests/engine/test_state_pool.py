@@ -176,7 +176,7 @@ BLOCK, STATES = 2 * UNIT * 4 * 4, 2 * 88 * 4  # bytes of a block, and of the sta
 
 
 def size_of(**settings):
-    return pool_size(SPEC, engine_config({"block_size": UNIT} | settings))
+    return pool_size(SPEC, engine_config({"block_size": UNIT} | settings), state_bytes=STATES)
 
 
 def test_blocks_keep_their_size_and_states_have_slots():
@@ -217,7 +217,7 @@ def test_the_memory_of_one_request_is_stated():
 
 def test_the_blocks_of_a_model_without_keys_are_states():
     spec = replace(SPEC, layers=SPEC.layers[1:])
-    size = pool_size(spec, engine_config({"max_num_seqs": 2}))
+    size = pool_size(spec, engine_config({"max_num_seqs": 2}), state_bytes=STATES)
     assert (size.block_bytes, size.num_states) == (STATES, 0)
     assert size.num_blocks == 1 + 2 * (1 + 3)
 
@@ -243,16 +243,19 @@ def test_a_hybrid_goes_on_from_the_last_16_tokens_of_a_prompt(name, executor, tm
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granite-hybrid", "falcon-h1", "nemotron-h"])
-def test_the_memory_of_an_executor_is_that_of_its_pool(name, tmp_path):
-    model = make(tmp_path, name)
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granite-hybrid", "falcon-h1", "nemotron-h", "deepseek-v3"])
+@pytest.mark.parametrize("executor", ["numpy", *(["native"] if available() else [])])
+def test_the_memory_of_an_executor_is_that_of_its_pool(name, executor, tmp_path):
+    model, kind = make(tmp_path, name), executor
     for num_bytes in (1 << 20, 3 << 20):
-        with LLM(model, executor="numpy", kv_cache_bytes=num_bytes, max_model_len=64) as llm:
+        with LLM(model, executor=kind, kv_cache_bytes=num_bytes, max_model_len=64, max_num_seqs=500) as llm:
             executor, cache = llm.engine.executor, llm.engine.cache
-            assert (executor.num_blocks, executor.num_states) == (cache.pool.num_blocks, cache.state_pool.num_blocks)
+            num_states = cache.state_pool.num_blocks if cache.has_state_pool else 0
+            assert (executor.num_blocks, executor.num_states) == (cache.pool.num_blocks, num_states)
             taken = executor.num_blocks * executor.block_bytes + executor.num_states * executor.state_bytes
-            arrays = executor.cache.keys, executor.cache.values, executor.cache.states
-            assert taken == sum(array.nbytes for array in arrays)
+            if kind == "numpy":
+                arrays = {id(a): a for a in (executor.cache.keys, executor.cache.values, executor.cache.states)}
+                assert taken == sum(array.nbytes for array in arrays.values())
             assert num_bytes - executor.block_bytes - 2 * executor.state_bytes < taken <= num_bytes
 
 

@@ -174,6 +174,7 @@ class DecoderModel(Model[LoadedModel]):
             config,
             memory,
             bytes_per_value=self.kind.bytes_per_value(self.spec, self.weights, self.options),
+            state_bytes=self.kind.state_bytes(self.spec),
             context_parallel_size=self.kind.num_context_ranks(self.options),
         )
 

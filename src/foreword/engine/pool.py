@@ -21,6 +21,7 @@ def pool_size(
     memory: HostMemory | None = None,
     *,
     bytes_per_value: float = 4,
+    state_bytes: int = 0,
     context_parallel_size: int = 1,
 ) -> PoolSize:
     """Return blocks for max_num_seqs requests of max_model_len, within kv_cache_bytes; ConfigError if no request fits,
@@ -31,18 +32,18 @@ def pool_size(
     block_bytes = 2 · storage slots · block_size · key_size · bytes_per_value · context_parallel_size
     context_parallel_size: a block has block_size tokens on each of so many ranks.
 
-    state_bytes = 4 · recurrent layers · state_size · context_parallel_size
-    The states of recurrent layers have slots of their own, see `pool_of`; those of a model without keys are its blocks.
+    state_bytes: the size of the state of one request in all recurrent layers, on one rank. States have slots of their
+    own, see `pool_of`; those of a model without keys are its blocks.
     """
     length = request_length(spec.max_model_len, spec.longest_model_len, config)
     cp = ContextParallel(context_parallel_size, 0) if context_parallel_size > 1 else None
     groups = batch_groups(spec, config.block_size, context_parallel=cp is not None)
     token_bytes = round(2 * spec.key_size * bytes_per_value)
     block_bytes = context_parallel_size * spec.num_slots * config.block_size * token_bytes
-    state_bytes = context_parallel_size * spec.num_state_slots * 4 * spec.state_size
+    of_states = context_parallel_size * state_bytes
     if not spec.num_slots:
-        return pool_of(length, groups, state_bytes, config, memory, cp)
-    return pool_of(length, groups, block_bytes, config, memory, cp, state_bytes=state_bytes)
+        return pool_of(length, groups, of_states, config, memory, cp)
+    return pool_of(length, groups, block_bytes, config, memory, cp, state_bytes=of_states)
 
 
 def default_pool_bytes(config: EngineConfig, memory: HostMemory | None, least: int) -> int:

@@ -97,6 +97,10 @@ class ExecutorKind(ABC, Generic[O]):
         """Return the bytes of one number of a key or value in the cache, scales included."""
         return 4 * _share_stored(spec)
 
+    def state_bytes(self, spec: DecoderSpec) -> int:
+        """Return the bytes of the state of one request in all recurrent layers."""
+        return 4 * spec.num_state_slots * spec.state_size
+
     def num_context_ranks(self, options: O) -> int:
         """Return the number of ranks over which keys and values are divided by position."""
         return 1
@@ -169,6 +173,11 @@ class NativeKind(ExecutorKind[NativeOptions]):
         from foreword.executors.native import bytes_per_value
 
         return bytes_per_value(spec, options.kv_format)
+
+    def state_bytes(self, spec: DecoderSpec) -> int:
+        from foreword.executors.native import state_bytes
+
+        return state_bytes(spec)
 
     def tower_options(self, options: NativeOptions) -> NativeOptions:
         return options

@@ -121,6 +121,27 @@ def bytes_per_value(spec: DecoderSpec, kv_format: KVFormat) -> float:
     return size / (2 * num_tokens * spec.key_size)
 
 
+def state_bytes(spec: DecoderSpec) -> int:
+    """Return the bytes of the state of one request in all recurrent layers, with its padding."""
+    if not (recurrent := _recurrent_sizes(spec)):
+        return 0
+
+    def pool_bytes(num_states: int) -> int:
+        return native.kv_bytes(
+            kv_format="fp32",
+            num_blocks=1,
+            block_size=1,
+            num_slots=1,
+            num_kv_heads=1,
+            head_dim=1,
+            recurrent=recurrent,
+            num_states=num_states,
+            num_state_slots=spec.num_state_slots,
+        )
+
+    return pool_bytes(2) - pool_bytes(1)
+
+
 def kv_report(
     spec: DecoderSpec, *, num_blocks: int, block_size: int, num_states: int = 0, kv_format: KVFormat = "bf16"
 ) -> str:
