@@ -9,7 +9,8 @@ RECORDED = json.loads((Path(__file__).parents[1] / "data" / "models" / "pooling.
 POOLING, FIRST_TEXT_LEN = RECORDED["models"], RECORDED["first"]
 
 
-def make_pooling(tmp_path, name, **changes):
-    """The model as a directory, with changes to its configuration."""
+def make_pooling(tmp_path, name, absent=(), **changes):
+    """The model as a directory, with changes to its configuration, and without the keys ``absent``."""
     tiny = POOLING[name]
-    return write_model(tmp_path / name, {**tiny["config"], **changes}, random_tensors(tiny["shapes"]))
+    config = {key: value for key, value in {**tiny["config"], **changes}.items() if key not in absent}
+    return write_model(tmp_path / name, config, random_tensors(tiny["shapes"]))

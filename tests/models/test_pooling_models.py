@@ -139,7 +139,7 @@ def test_layers_after_the_pooling_whose_sizes_a_gguf_file_has_are_not_left_out(t
 )  # fmt: skip
 def test_a_class_of_auto_map_that_transformers_does_not_read_is_refused(tmp_path, classes):
     with pytest.raises(ModelError, match=r"AutoModel of auto_map is .*, not a text such as"):
-        load_model(make_pooling(tmp_path, "qwen2-bidirectional", is_causal=None, auto_map=classes))
+        load_model(make_pooling(tmp_path, "qwen2-bidirectional", absent=["is_causal"], auto_map=classes))
 
 
 def test_tokens_of_gte_qwen2_see_later_ones_although_its_configuration_does_not_say_so(tmp_path):
@@ -150,12 +150,11 @@ def test_tokens_of_gte_qwen2_see_later_ones_although_its_configuration_does_not_
         ("", "AutoModelForCausalLM", "Qwen2Model", True),
         ("", "AutoModel", "Other", True),
     ):
-        changes = {"is_causal": None, "auto_map": {key: f"{repository}modeling_qwen.{name}"}}
-        spec = load_model(make_pooling(tmp_path, "qwen2-bidirectional", **changes)).spec
+        code = {key: f"{repository}modeling_qwen.{name}"}
+        spec = load_model(make_pooling(tmp_path, "qwen2-bidirectional", absent=["is_causal"], auto_map=code)).spec
         assert spec.is_causal == is_causal
-        assert load_model(
-            make_pooling(tmp_path, "qwen2-bidirectional", **{**changes, "is_causal": True})
-        ).spec.is_causal
+        said = make_pooling(tmp_path, "qwen2-bidirectional", is_causal=True, auto_map=code)
+        assert load_model(said).spec.is_causal
 
 
 @pytest.mark.parametrize("executor", FLOATS)

@@ -200,7 +200,7 @@ def test_a_budget_that_is_too_small_for_a_model_is_refused_with_figures(models):
         answer = server.post("/v1/completions", {"model": "a", "prompt": "x"})
         assert answer.status_code == 503
         message = answer.json()["error"]["message"]
-        assert "a KV pool of 0.3 MiB and, beside it" in message
+        assert "a KV pool of 0.5 MiB and, beside it" in message
         assert "of 0.4 MiB of ram_budget" in message
 
 
