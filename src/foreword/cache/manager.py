@@ -319,14 +319,14 @@ class KVCacheManager:
 
     def refresh(self, blocks: I32) -> None:
         """Make cached blocks the last to be evicted, of those the first one given last."""
-        for pool, own in self._by_pool(blocks):
+        for pool, own in self.by_pool(blocks):
             pool.touch(own)
             pool.free(own[::-1].copy())
 
     def _num_apart(self, groups: I32) -> int:
         return int(np.count_nonzero(np.array(self.is_apart)[groups]))
 
-    def _by_pool(self, blocks: I32) -> list[tuple[BlockPool, I32]]:
+    def by_pool(self, blocks: I32) -> list[tuple[BlockPool, I32]]:
         """Return each pool, and those of the blocks that are its own."""
         if not self.has_state_pool:
             return [(self.pool, blocks)]
@@ -334,7 +334,7 @@ class KVCacheManager:
         return [(self.pool, blocks[is_block]), (self.state_pool, blocks[~is_block])]
 
     def _free(self, blocks: I32) -> None:
-        for pool, own in self._by_pool(blocks):
+        for pool, own in self.by_pool(blocks):
             pool.free(own)
 
     def _hashes(self, path: list[PrefixNode], known: int, data: bytes, count: int, keys: BlockKeys) -> list[bytes]:
@@ -408,8 +408,7 @@ class KVCacheManager:
 
         Raise CapacityError, and change nothing, if there are too few free blocks.
         """
-        pool, kept, sources = self.pool, NO_BLOCKS, NO_BLOCKS
-        of_sources = pool if self._snapshots is None else self.state_pool
+        pool, of_sources, kept, sources = self.pool, self.state_pool, NO_BLOCKS, NO_BLOCKS
         if hit.num_tokens:
             kept = np.concatenate(hit.blocks)
             kept, sources = kept[kept != 0], hit.copy_from[hit.copy_from != 0]

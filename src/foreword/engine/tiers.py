@@ -150,7 +150,9 @@ class Tiers:
         if kind not in self._takes:
             return
         blocks = np.fromiter(named, np.int32, len(named))
-        for own in self._by_size(blocks):
+        for _, own in self._cache.by_pool(blocks):
+            if not len(own):
+                continue
             names = [self._parts_of(named[block]) for block in own.tolist()]
             for tier in self.members:
                 if tier.takes != kind:
@@ -164,11 +166,6 @@ class Tiers:
     def _parts_of(self, name: bytes) -> list[bytes]:
         """Return the names under which tiers keep a block: its own, or those of the parts of a state."""
         return part_names(name, self._num_parts) if self._cache.is_apart[group_of(name)] else [name]
-
-    def _by_size(self, blocks: I32) -> list[I32]:
-        """Return the blocks of the pool, and the states, without empty lists."""
-        is_block = blocks < self._cache.pool.num_blocks
-        return [own for own in (blocks[is_block], blocks[~is_block]) if len(own)]
 
     def _read(self, blocks: I32) -> U8:
         """Return the bytes of the parts of some blocks, or of some states, uint8 [parts, block_bytes]."""

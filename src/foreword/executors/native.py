@@ -103,52 +103,9 @@ def weight_bytes(spec: DecoderSpec, name: str, tensor: Tensor, weight_format: We
     return round(prod(tensor.shape) * (_BYTES[target] if len(tensor.shape) > 1 else 4))
 
 
-def bytes_per_value(spec: DecoderSpec, kv_format: KVFormat) -> float:
-    """Return the bytes of one number of a key or value in the cache: with padding and scales, and half of it where the
-    values are the keys. A block of n tokens has 2 · n · storage slots · key_size of them.
-    """
-    num_tokens = 16
-    size = native.kv_bytes(
-        kv_format=kv_format,
-        num_blocks=1,
-        block_size=num_tokens,
-        num_slots=1,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        more_heads=_more_heads(spec),
-        keys_are_values=spec.mla is not None,
-    )
-    return size / (2 * num_tokens * spec.key_size)
-
-
-def state_bytes(spec: DecoderSpec) -> int:
-    """Return the bytes of the state of one request in all recurrent layers, with its padding."""
-    if not (recurrent := _recurrent_sizes(spec)):
-        return 0
-
-    def pool_bytes(num_states: int) -> int:
-        return native.kv_bytes(
-            kv_format="fp32",
-            num_blocks=1,
-            block_size=1,
-            num_slots=1,
-            num_kv_heads=1,
-            head_dim=1,
-            recurrent=recurrent,
-            num_states=num_states,
-            num_state_slots=spec.num_state_slots,
-        )
-
-    return pool_bytes(2) - pool_bytes(1)
-
-
-def kv_report(
-    spec: DecoderSpec, *, num_blocks: int, block_size: int, num_states: int = 0, kv_format: KVFormat = "bf16"
-) -> str:
-    """Return size and capacity of a KV pool: "KV 1.2 GiB = 2,048 blocks of 16 tokens: 4 requests of 8k". States in
-    slots of their own are counted, too: "2,048 blocks of 16 tokens, 80 states".
-    """
-    size = native.kv_bytes(
+def _pool_bytes(spec: DecoderSpec, kv_format: KVFormat, *, num_blocks: int, block_size: int, num_states: int) -> int:
+    """Return the bytes of a KV pool with padding and scales. num_states: slots for states; 0: states are in blocks."""
+    return native.kv_bytes(
         kv_format=kv_format,
         num_blocks=num_blocks,
         block_size=block_size,
@@ -161,6 +118,31 @@ def kv_report(
         num_states=num_states,
         num_state_slots=spec.num_state_slots,
     )
+
+
+def bytes_per_value(spec: DecoderSpec, kv_format: KVFormat) -> float:
+    """Return the bytes of one number of a key or value in the cache: with padding and scales, and half of it where the
+    values are the keys. A block of n tokens has 2 · n · storage slots · key_size of them.
+    """
+    size = partial(_pool_bytes, spec, kv_format, block_size=16, num_states=int(spec.state_size > 0))
+    return (size(num_blocks=2) - size(num_blocks=1)) / max(2 * 16 * spec.num_slots * spec.key_size, 1)
+
+
+def state_bytes(spec: DecoderSpec) -> int:
+    """Return the bytes of the state of one request in all recurrent layers, with its padding."""
+    if not spec.state_size:
+        return 0
+    size = partial(_pool_bytes, spec, "fp32", num_blocks=1, block_size=16)
+    return size(num_states=2) - size(num_states=1)
+
+
+def kv_report(
+    spec: DecoderSpec, *, num_blocks: int, block_size: int, num_states: int = 0, kv_format: KVFormat = "bf16"
+) -> str:
+    """Return size and capacity of a KV pool: "KV 1.2 GiB = 2,048 blocks of 16 tokens: 4 requests of 8k". States in
+    slots of their own are counted, too: "2,048 blocks of 16 tokens, 80 states".
+    """
+    size = _pool_bytes(spec, kv_format, num_blocks=num_blocks, block_size=block_size, num_states=num_states)
     length = spec.max_model_len
     per_request = 0
     for group in batch_groups(spec, block_size):

@@ -56,6 +56,11 @@ class SchedulerConfig:
         return self.chunked_prefill is not False
 
     @property
+    def bounded_share(self) -> float:
+        """Return prompt_time_share, or 1 if prompts are not divided."""
+        return self.prompt_time_share if self.chunks_prompts else 1.0
+
+    @property
     def order(self) -> Policy:
         """The policy as an object."""
         return policy_of(self.policy)

@@ -60,7 +60,7 @@ class Scheduler:
         self.running = RunningSet(states)
         self.ledger = Ledger(0, config.max_num_batched_tokens, 0, 0, cache.pool.num_free)
         self.drafts = Drafts(states.max_num_reqs, states.max_num_draft_tokens)
-        self.pace = PromptPace(config.prompt_time_share if config.chunks_prompts else 1.0)
+        self.pace = PromptPace(config.bounded_share)
         self._shared_prompts = SharedPrompts(cache, is_used=not config.long_prefill_threshold)
         self._admission = AdmissionControl(states, cache, config, self.running, self._shared_prompts)
         self._last_scheduled = NO_TOKENS

@@ -91,7 +91,7 @@ class Replica:
         )
         self.scheduler = Scheduler(cast(RequestStates, self.rows), self.cache, config)
         overhead = fleet.cost.step / fleet.cost.token if fleet.cost.token else inf
-        self.scheduler.pace = PromptPace(config.prompt_time_share if config.chunks_prompts else 1.0, overhead)
+        self.scheduler.pace = PromptPace(config.bounded_share, overhead)
         self.cost, self.report = fleet.cost, report
         self._memory_use = report.memory_use if fleet.num_replicas == 1 else None
         self.now = self.busy = 0.0
