@@ -2,11 +2,12 @@
 
 A runner is a script with a class that implements `Engine`, run in the environment of its peer:
 
-    python run_llama_cpp.py --model FILE --weights q8_0 --workloads W1,W6 --out results.jsonl
+    python run_llama_cpp.py --model FILE --name smollm2 --weights q8_0 --workloads W1,W6 --out results.jsonl
 
-A result, one per line: engine, package, version, weights, workload, repeat, threads, seconds, num_prompt_tokens,
-num_output_tokens, output_tok_s (over the whole run, prompts included), prompt_tok_s and decode_tok_s (W1: from a second
-run with one output token; W6: prompt_tok_s), load_s, peak_mb (of all processes, 10⁶ bytes; grows over a runner's life).
+A result, one per line: engine, package, version, model (--name), weights, workload, repeat, threads, seconds,
+num_prompt_tokens, num_output_tokens, output_tok_s (over the whole run, prompts included), prompt_tok_s and decode_tok_s
+(W1: from a second run with one output token; workloads of one prompt: prompt_tok_s), load_s, peak_mb (of all processes,
+10⁶ bytes; grows over a runner's life).
 A workload that an engine cannot run gives a line with `skipped`: the reason.
 """
 
@@ -23,20 +24,23 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from workloads import NAMES, Requests, make
+from workloads import NAMES, PROMPTS, Requests, make
 
 WARM_UP = 1000  # number of the unmeasured repeat; no other repeat has its token ids
 AGAIN = "W7 again"  # other requests with the prefix of W7, which the preceding run left in the cache
 
 
 class Engine(Protocol):
-    """engine: name of the row; package: its version is reported; cannot: unsupported workload → reason."""
+    """engine: name of the row; package: its version is reported; cannot: unsupported workload → reason.
+
+    longest: the tokens of the longest request of the run, its output included.
+    """
 
     engine: str
     package: str
     cannot: ClassVar[dict[str, str]]
 
-    def __init__(self, model: Path, weights: str, threads: int) -> None: ...
+    def __init__(self, model: Path, weights: str, threads: int, longest: int) -> None: ...
 
     def generate(self, prompts: list[list[int]], output_lens: list[int], max_num_seqs: int) -> list[int]:
         """Generate greedily, ignoring stop tokens, for at most ``max_num_seqs`` concurrent requests. Return the tokens
@@ -48,9 +52,10 @@ class Engine(Protocol):
 def main(runner: type[Engine]) -> None:
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--model", type=Path, required=True, help="file or directory that the engine loads")
+    parser.add_argument("--name", required=True, help="the model's name in the results")
     parser.add_argument("--weights", required=True, help="number format of the weights, as the engine names it")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--workloads", default="W1,W2,W3,W4,W5,W6,W7")
+    parser.add_argument("--workloads", default="W1,W2,W3,W4,W5,W6,W7", help=f"among {', '.join(NAMES)}")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="results are appended to this file")
     args = parser.parse_args()
@@ -59,11 +64,12 @@ def main(runner: type[Engine]) -> None:
     if unknown:
         parser.error(f"--workloads: {', '.join(sorted(unknown))} not among {', '.join(NAMES)}")
     begin = time.perf_counter()
-    engine = runner(args.model, args.weights, args.threads)
+    engine = runner(args.model, args.weights, args.threads, max(make(name).longest for name in names))
     common = {
         "engine": engine.engine,
         "package": engine.package,
         "version": version(engine.package),
+        "model": args.name,
         "weights": args.weights,
         "threads": args.threads,
         "load_s": round(time.perf_counter() - begin, 2),
@@ -91,7 +97,7 @@ def _workload(engine: Engine, name: str, repeats: int) -> list[dict[str, Any]]:
             prompt_s = _run(engine, make(name, WARM_UP + 1 + repeat), [1])
             result["prompt_tok_s"] = requests.num_prompt_tokens / prompt_s
             result["decode_tok_s"] = (requests.num_output_tokens - 1) / (result["seconds"] - prompt_s)
-        if name == "W6":
+        if name in PROMPTS:
             result["prompt_tok_s"] = requests.num_prompt_tokens / result["seconds"]
         results.append(result)
         if name == "W7":

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 MAX_BATCH = 2048
-CONTEXT_OF_ONE = 2304  # tokens of the longest request, that of W6
+CONTEXT_OF_ONE = 2304  # the least context of a sequence, which has the request of W6
 
 
 @dataclass(slots=True)
@@ -31,18 +31,19 @@ class LlamaBatches(ABC):
 
     cannot: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, api: Any, vocab_size: int) -> None:
+    def __init__(self, api: Any, vocab_size: int, longest: int) -> None:
         self.api, self.vocab_size = api, vocab_size
+        self.context_of_one = max(CONTEXT_OF_ONE, longest)
         self.batch = api.llama_batch_init(MAX_BATCH, 0, 1)
         self.contexts: dict[int, Any] = {}
 
     @abstractmethod
     def new_context(self, num_seqs: int) -> Any:
-        """Return a context for this number of sequences of `CONTEXT_OF_ONE` tokens each."""
+        """Return a context for this number of sequences of `context_of_one` tokens each."""
 
     def sized(self, params: Any, num_seqs: int, threads: int) -> Any:
         """Set the sizes and threads of a context's parameters, and return them."""
-        params.n_ctx = CONTEXT_OF_ONE * num_seqs
+        params.n_ctx = self.context_of_one * num_seqs
         params.n_batch, params.n_ubatch = MAX_BATCH, 512
         params.n_seq_max = num_seqs
         params.n_threads = params.n_threads_batch = threads

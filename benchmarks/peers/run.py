@@ -1,11 +1,14 @@
-"""W1–W7 on Foreword and its peers, one after the other, each in its own environment; one table with versions.
+"""Workloads on Foreword and its peers, one after the other, each in its own environment; one table with versions.
 
     python benchmarks/peers/run.py                            # everything: environments, conversions, runs
     python benchmarks/peers/run.py --only foreword,vllm:w8a8 --workloads W1,W4
     python benchmarks/peers/run.py --table-only               # the table of earlier results
+    python benchmarks/peers/run.py --workloads W6,W8          # long prompts: 2,048 and 8,191 tokens
+    python benchmarks/peers/run.py --gguf qwen.gguf --workloads W6,W9   # another model, 32,767 tokens
 
 The machine should be otherwise idle. All files are in --peers (default ~/.cache/foreword/peers): environments,
-models/ (conversions), results.jsonl (one result per line, appended; the table shows the best per row and workload).
+and per model models/NAME/ (conversions) and results/NAME.jsonl (one result per line, appended; the table shows the
+best per row and workload). NAME: of the GGUF file.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ import environments
 from table import print_table
 
 HERE = Path(__file__).resolve().parent
-ALL = "W1,W2,W3,W4,W5,W6,W7"
+USUAL = "W1,W2,W3,W4,W5,W6,W7"
+DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +63,11 @@ ROWS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="W1–W7 on Foreword and its peers; one table.")
+    parser = argparse.ArgumentParser(description="Workloads on Foreword and its peers; one table.")
     parser.add_argument("--peers", type=Path, default=environments.DEFAULT_DIRECTORY, help="directory of all files")
-    parser.add_argument("--gguf", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf (default: pulled by Foreword)")
+    parser.add_argument("--gguf", type=Path, help=f"a GGUF file (default: {DEFAULT_MODEL}.gguf, pulled by Foreword)")
     parser.add_argument("--only", default="", help="peers or peer:weights, separated by commas")
-    parser.add_argument("--workloads", default=ALL)
+    parser.add_argument("--workloads", default=USUAL, help="W8 and W9 are long prompts: 8,191 and 32,767 tokens")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--limit", type=int, default=1800, help="maximum seconds per row")
@@ -72,7 +76,8 @@ def main() -> None:
         "--json", action="store_true", help="print the results of this run as JSON lines, not the table"
     )
     args = parser.parse_args()
-    results = args.peers / "results.jsonl"
+    results = args.peers / "results" / f"{args.gguf.stem if args.gguf else DEFAULT_MODEL}.jsonl"
+    results.parent.mkdir(parents=True, exist_ok=True)
     earlier = results.stat().st_size if results.exists() else 0
     if not args.table_only:
         wanted = set(filter(None, args.only.split(",")))
@@ -101,7 +106,18 @@ def _run(row: Row, gguf: Path, results: Path, args: argparse.Namespace) -> None:
     model = _model(row.form, gguf, args.peers)
     python = environments.ensure(args.peers, row.environment)
     print(f"{row.peer} {row.weights}", file=sys.stderr, flush=True)
-    command = [python, HERE / row.script, "--model", model, "--weights", row.weights, "--out", results]
+    command = [
+        python,
+        HERE / row.script,
+        "--model",
+        model,
+        "--name",
+        gguf.stem,
+        "--weights",
+        row.weights,
+        "--out",
+        results,
+    ]
     command += ["--workloads", args.workloads, "--repeats", args.repeats, "--threads", args.threads]
     variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if row.peer == "vllm":
@@ -113,7 +129,7 @@ def _run(row: Row, gguf: Path, results: Path, args: argparse.Namespace) -> None:
 
 def _model(form: str, gguf: Path, peers: Path) -> Path:
     """The file or directory to load, converted if it is missing."""
-    path = peers / "models" / form if form else gguf
+    path = peers / "models" / gguf.stem / form if form else gguf
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,11 +17,11 @@ class Foreword:
     engine, package = "foreword", "foreword"
     cannot: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, model: Path, weights: str, threads: int) -> None:
+    def __init__(self, model: Path, weights: str, threads: int, longest: int) -> None:
         weight_format, kv_format, *rest = weights.split("/") if "/" in weights else (weights, "bf16")
         if rest not in ([], ["preallocated"]):
             raise ValueError(f"--weights {weights}: expected weights, weights/cache or weights/cache/preallocated")
-        self.options = {"model": str(model), "num_threads": threads, "max_model_len": 4096}
+        self.options = {"model": str(model), "num_threads": threads, "max_model_len": max(4096, longest)}
         self.options |= {"weight_format": weight_format, "kv_format": kv_format, "preallocate_kv": bool(rest)}
         self.max_num_seqs = 64
         self.llm = LLM(**self.options, max_num_seqs=64)

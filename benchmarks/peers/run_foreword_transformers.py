@@ -13,8 +13,8 @@ from foreword import LLM
 class ForewordTransformers(Foreword):
     engine = "foreword, transformers"
 
-    def __init__(self, model: Path, weights: str, threads: int) -> None:
-        self.options = {"model": str(model), "num_threads": threads, "max_model_len": 4096}
+    def __init__(self, model: Path, weights: str, threads: int, longest: int) -> None:
+        self.options = {"model": str(model), "num_threads": threads, "max_model_len": max(4096, longest)}
         self.options |= {"executor": "transformers", "dtype": weights}
         self.max_num_seqs = 64
         self.llm = LLM(**self.options, max_num_seqs=64)

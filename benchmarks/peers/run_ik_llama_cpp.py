@@ -19,7 +19,7 @@ _NO_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 class IkLlamaCpp(LlamaBatches):
     engine, package = "ik_llama.cpp", "ik_llama_cpp_python"
 
-    def __init__(self, model: Path, weights: str, threads: int) -> None:
+    def __init__(self, model: Path, weights: str, threads: int, longest: int) -> None:
         library = ik.load_shared_library()
         library.llama_log_set(_NO_LOG, None)
         self._seq_rm = library.llama_kv_cache_seq_rm
@@ -28,7 +28,7 @@ class IkLlamaCpp(LlamaBatches):
         ik.llama_backend_init()
         self.model = ik.llama_model_load_from_file(str(model).encode(), ik.llama_model_default_params())
         self.threads = threads
-        super().__init__(ik, ik.llama_vocab_n_tokens(ik.llama_model_get_vocab(self.model)))
+        super().__init__(ik, ik.llama_vocab_n_tokens(ik.llama_model_get_vocab(self.model)), longest)
 
     def new_context(self, num_seqs: int) -> int | None:
         params = self.sized(ik.llama_context_default_params(), num_seqs, self.threads)

@@ -16,13 +16,15 @@ from llama_batches import LlamaBatches
 class LlamaCpp(LlamaBatches):
     engine, package = "llama.cpp", "llama_cpp_python"
 
-    def __init__(self, model: Path, weights: str, threads: int) -> None:
+    def __init__(self, model: Path, weights: str, threads: int, longest: int) -> None:
         llama_cpp.llama_backend_init()
         self._log = llama_cpp.llama_log_callback(lambda *_: None)
         llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
         self.model = llama_cpp.llama_model_load_from_file(str(model).encode(), llama_cpp.llama_model_default_params())
         self.threads = threads
-        super().__init__(llama_cpp, llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model)))
+        super().__init__(
+            llama_cpp, llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model)), longest
+        )
 
     def new_context(self, num_seqs: int) -> ctypes.c_void_p:
         """Return a context with a separate cache per sequence, which is faster for large batches."""

@@ -19,7 +19,7 @@ class MistralRs:
     engine, package = "mistral.rs", "mistralrs"
     cannot: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, model: Path, weights: str, threads: int) -> None:
+    def __init__(self, model: Path, weights: str, threads: int, longest: int) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(threads)  # read at the first product
         self.runner = Runner(Which.GGUF(str(model.parent), model.name), max_seqs=64)
         self.words = self._words(4096)

@@ -22,7 +22,7 @@ class OnnxRuntime:
         "W7": "rows of a batch share no prefix",
     }
 
-    def __init__(self, model: Path, weights: str, threads: int) -> None:
+    def __init__(self, model: Path, weights: str, threads: int, longest: int) -> None:
         config = onnxruntime_genai.Config(str(model))
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
         self.model = onnxruntime_genai.Model(config)

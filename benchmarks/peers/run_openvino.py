@@ -18,7 +18,7 @@ class OpenVino:
     engine, package = "openvino-genai", "openvino-genai"
     cannot: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, model: Path, weights: str, threads: int) -> None:
+    def __init__(self, model: Path, weights: str, threads: int, longest: int) -> None:
         self.model = str(model)
         self.properties = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
         if weights in ("fp32", "bf16"):  # otherwise OpenVINO chooses: bf16 if the processor supports it

@@ -19,7 +19,7 @@ class Transformers:
     engine, package = "transformers", "transformers"
     cannot: ClassVar[dict[str, str]] = {"W7": "rows of a batch share no prefix in generate"}
 
-    def __init__(self, model: Path, weights: str, threads: int) -> None:
+    def __init__(self, model: Path, weights: str, threads: int, longest: int) -> None:
         torch.set_num_threads(threads)
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=DTYPES[weights], attn_implementation="sdpa")
         self.model.eval()

@@ -25,7 +25,7 @@ class TransformersCB:
         "W7": SLOW,
     }
 
-    def __init__(self, model: Path, weights: str, threads: int) -> None:
+    def __init__(self, model: Path, weights: str, threads: int, longest: int) -> None:
         torch.set_num_threads(threads)
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=DTYPES[weights], attn_implementation="sdpa")
         self.model.eval()

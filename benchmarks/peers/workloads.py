@@ -1,4 +1,4 @@
-"""W1–W7: the requests of `foreword bench`, loaded from the source file, because most environments lack Foreword."""
+"""W1–W9: the requests of `foreword bench`, loaded from the source file, because most environments lack Foreword."""
 
 from __future__ import annotations
 
@@ -15,5 +15,6 @@ sys.modules[_spec.name] = _module  # required by dataclasses
 _spec.loader.exec_module(_module)
 
 NAMES: tuple[str, ...] = _module.NAMES
+PROMPTS: dict[str, int] = _module.PROMPTS
 Requests = _module.Requests
 make = _module.make

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 from typer.testing import CliRunner
 
-from foreword.bench import serving
+from foreword.bench import requests, serving
 from foreword.bench.host import HostResult
 from foreword.cli import bench as commands
 from foreword.cli.app import app
@@ -45,6 +45,21 @@ def test_a_command_measures_its_workloads(measured, command, workloads, repeats)
     ]
 
 
+def test_longer_prompts_are_measured_when_they_are_named(measured):
+    bench("prefill", "--workloads", "W6,W8", "--max-model-len", "8192")
+    assert measured[0][1]["max_model_len"] == 8192
+    assert [name for name, _ in measured[1:]] == ["W6", "W8"]
+
+
+@pytest.mark.parametrize("name", requests.NAMES)
+def test_the_longest_request_counts_its_output(name):
+    made = requests.make(name)
+    assert made.longest == max(len(p) + n for p, n in zip(made.prompts, made.output_lens, strict=True))
+    assert requests.PROMPTS.get(name) in (None, made.num_prompt_tokens)
+    if name in ("W8", "W9"):  # it fills the positions of a model
+        assert made.longest in (8192, 32768)
+
+
 def test_the_engine_gets_the_options_that_were_given(measured):
     bench("latency", "--num-threads", "3", "--kv-format", "int8", "--model", "mine", "--repeats", "1")
     assert measured[0] == ("mine", {"max_num_seqs": 64, "max_model_len": 4096, "num_threads": 3, "kv_format": "int8"})
@@ -62,8 +77,8 @@ def test_results_are_json_lines_or_a_table(measured):
 
 
 def test_an_unknown_workload_is_named(measured):
-    with pytest.raises(ConfigError, match=r"--workloads 'W9': must be of W1, W2"):
-        bench("throughput", "--workloads", "W1,W9")
+    with pytest.raises(ConfigError, match=r"--workloads 'W0': must be of W1, W2"):
+        bench("throughput", "--workloads", "W1,W0")
     assert measured == []
 
 

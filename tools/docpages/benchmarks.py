@@ -12,6 +12,7 @@ from docpages.marks import with_table, with_text
 FIGURES = {"W1": "decode_tok_s"} | dict.fromkeys(("W2", "W3", "W4", "W5"), "output_tok_s")
 FIGURES |= {"W6": "prompt_tok_s", "W7": "seconds", "W7 again": "seconds"}
 """Workload → its figure in a result: tokens per second, or seconds."""
+LONG = ("W6", "W8", "W9")
 NONE = "–"
 NO_FASTER = 1.05  # ratios below are within the noise, or worse
 
@@ -37,7 +38,7 @@ COMPARISONS = {
 
 def figure(results: Sequence[dict[str, Any]], workload: str) -> float | None:
     """Return the best figure of a workload; None if it was not measured."""
-    key = FIGURES[workload]
+    key = FIGURES.get(workload, "prompt_tok_s")
     values = [row[key] for row in results if row["workload"] == workload and key in row]
     return (min if key == "seconds" else max)(values) if values else None
 
@@ -160,6 +161,10 @@ def _tables(runs: Sequence[Run]) -> dict[str, tuple[Sequence[str], list[Sequence
                 if row["workload"] == "W1" and "peak_mb" in row and "load_s" in row
             ],
         ),
+        "long prompts": (
+            ("machine", "model", "engine", "weights", *LONG, "memory, MB"),
+            [row for run in newest(runs, "long-prompts") for row in _long_prompts(run)],
+        ),
         "host": (
             ("machine", *(result["workload"] for result in host[0].results)),
             [(run.machine, *(_pair(*reversed(_host(result))) for result in run.results)) for run in host],
@@ -217,6 +222,17 @@ def _tables(runs: Sequence[Run]) -> dict[str, tuple[Sequence[str], list[Sequence
             ],
         ),
     }  # fmt: skip
+
+
+def _long_prompts(run: Run) -> list[Sequence[str]]:
+    """Return a row per model, engine and weights: prompt tokens/s of each workload, and the memory at the end."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in run.results:
+        groups.setdefault((row["model"], row["engine"], row["weights"]), []).append(row)
+    return [
+        (run.machine, *key, *(_number(figure(rows, name)) for name in LONG), _number(max(r["peak_mb"] for r in rows)))
+        for key, rows in groups.items()
+    ]
 
 
 def _text(value: float | str) -> str:

@@ -2,7 +2,8 @@
 
 W1       1 × (128 in, 128 out)            W2, W3, W4   8, 32, 64 × (128, 128)
 W5       64 requests, 32 … 512 in, 32 … 256 out, 32 at once
-W6       one prompt of 2,048 tokens       W7   32 requests sharing 1,024 tokens, 32 of their own, 32 out, at once
+W6, W8, W9   one prompt of 2,048, 8,191, 32,767 tokens, 1 out: the last two fill 8,192 and 32,768 positions
+W7       32 requests sharing 1,024 tokens, 32 of their own, 32 out, at once
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 
 LOWEST_ID, HIGHEST_ID = 1000, 49000  # no control tokens in SmolLM2's vocabulary
 _BATCHES = {"W1": 1, "W2": 8, "W3": 32, "W4": 64}
-NAMES = ("W1", "W2", "W3", "W4", "W5", "W6", "W7")
+PROMPTS = {"W6": 2048, "W8": 8191, "W9": 32767}
+"""Workload of one prompt → the prompt's tokens."""
+NAMES = ("W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8", "W9")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,11 @@ class Requests:
     def num_output_tokens(self) -> int:
         return sum(self.output_lens)
 
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest request, its output included."""
+        return max(len(p) + n for p, n in zip(self.prompts, self.output_lens, strict=True))
+
 
 def make(name: str, repeat: int = 0, vocab_size: int = HIGHEST_ID) -> Requests:
     """Return a workload by name. ``repeat`` changes ids but not lengths, so that no repeat hits a prefix cache."""
@@ -48,8 +56,8 @@ def make(name: str, repeat: int = 0, vocab_size: int = HIGHEST_ID) -> Requests:
         lengths_rng = random.Random(0)
         lengths = [(lengths_rng.randint(32, 512), lengths_rng.randint(32, 256)) for _ in range(64)]
         return Requests(name, [ids(n) for n, _ in lengths], [out for _, out in lengths], 32)
-    if name == "W6":
-        return Requests(name, [ids(2048)], [1], 1)
+    if name in PROMPTS:
+        return Requests(name, [ids(PROMPTS[name])], [1], 1)
     if name == "W7":
         shared = ids(1024)
         return Requests(name, [shared + ids(32) for _ in range(32)], [32] * 32, 32)

@@ -111,9 +111,18 @@ def latency(*, repeats: Repeats = 3, plot: Plot = None, options: ModelOptions) -
 
 @bench.command(cls=Command)
 @serving_options
-def prefill(*, repeats: Repeats = 2, plot: Plot = None, options: ModelOptions) -> None:
-    """Measure one prompt of 2,048 tokens: prompt tokens per second."""
-    _serve(["W6"], repeats, options, lambda r: r.prompt_tok_s, "prompt tok/s", plot)
+def prefill(
+    *,
+    workloads: Annotated[str, typer.Option(help=f"Among {', '.join(requests.PROMPTS)}, by commas.")] = "W6",
+    repeats: Repeats = 2,
+    plot: Plot = None,
+    options: ModelOptions,
+) -> None:
+    """Measure one long prompt: prompt tokens per second. W6 has 2,048 tokens, W8 8,191 and W9 32,767.
+
+    W8 and W9 need --max-model-len 8192 and 32768.
+    """
+    _serve(workloads.split(","), repeats, options, lambda r: r.prompt_tok_s, "prompt tok/s", plot)
 
 
 @bench.command(cls=Command)
