@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo docs serve attack clients stubs lock test test-oldest slow-tests smoke schemas fuzz native-calls storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers families device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container workflow upgrade soak-models tools clean
+.PHONY: help demo docs serve attack clients stubs lock lock-vllm test test-oldest slow-tests smoke schemas fuzz native-calls storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers families device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container workflow upgrade soak-models tools clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -24,6 +24,8 @@ export PYTHONDONTWRITEBYTECODE :=
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # Packages as they were locked (`make lock`), each file verified by its hash.
 LOCKED = $(PIP) --require-hashes -r
+# Packages whose build depends on the index (for a kind of GPU, or none): they are of one version, and have no hash.
+TORCH = $(PIP) -c tools/locked/torch.txt
 
 # The build's own tools are in .venv, so that a second build compiles only what changed.
 $(STAMPS)/build-tools: tools/locked/build.txt $(BIN)/python  ## cmake, ninja and the build backend
@@ -40,9 +42,14 @@ $(STAMPS)/test: tests/requirements.txt $(STAMPS)/install  ## what the tests need
 	$(LOCKED) $<
 	@touch $@
 
-$(STAMPS)/check: tools/locked/check.txt $(STAMPS)/test  ## ruff, mypy, codespell
-	$(LOCKED) $<
+# A file has all that its packages need but those of $(TORCH), and for `make tools` and `make sglang` one package alone.
+$(STAMPS)/%: tools/locked/%.txt $(STAMPS)/test  ## what one verb needs beside the tests
+	$(LOCKED) $< --no-deps
 	@touch $@
+
+$(STAMPS)/lock: tools/locked/lock.txt $(BIN)/python  ## uv
+	$(LOCKED) $<
+	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/serve: tools/locked/serve.txt $(STAMPS)/install  ## what the server needs
 	$(LOCKED) $<
@@ -60,14 +67,10 @@ serve: $(STAMPS)/serve  ## install what the server needs and serve the default m
 test: $(STAMPS)/test  ## everything, the default model included, on all cores; the slowest tests are listed
 	$(BIN)/python -m pytest -n auto --dist worksteal --durations 15
 
-# uv finds the lowest versions, pip installs them, in an environment of their own.
-build/oldest/installed: $(BIN)/python $(SOURCES)  ## the package with the lowest versions that pyproject.toml names
-	$(PIP) uv
+build/oldest/installed: tools/locked/oldest/requirements.txt $(SOURCES)  ## the package with the lowest versions that pyproject.toml names
 	$(PYTHON) -m venv build/oldest
-	$(BIN)/uv pip compile --quiet --python-version 3.11 --resolution lowest-direct --no-emit-index-url --no-header \
-	  --extra test -o build/oldest/requirements.txt pyproject.toml
-	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check -r build/oldest/requirements.txt
-	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check .
+	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps .
 	@touch $@
 
 test-oldest: build/oldest/installed  ## the tests with the lowest versions of the dependencies; TESTS="tests/server" (minutes)
@@ -106,8 +109,7 @@ attack: $(STAMPS)/test  ## hostile clients against foreword serve, alone and wit
 schemas: $(STAMPS)/test  ## 1,000 outputs of the default model under public JSON schemas, each validated (minutes)
 	$(BIN)/python tests/structured/schemas.py --outputs 1000
 
-tools: $(STAMPS)/test  ## calls of tools by the default model, on public cases that it installs: well formed, and right (minutes)
-	$(PIP) --no-deps bfcl-eval
+tools: $(STAMPS)/tools  ## calls of tools by the default model, on public cases that it installs: well formed, and right (minutes)
 	PYTHONPATH=tests $(BIN)/python -m messages.tool_cases $(TOOLS)
 
 fuzz: $(STAMPS)/test  ## damaged files and requests for every reader, for three minutes
@@ -130,41 +132,42 @@ replicas: $(STAMPS)/test  ## foreword serve --replicas: kills, updates of all re
 upgrade: $(STAMPS)/test  ## servers of two versions replaced under load, there and back; UPGRADE_FROM=COMMIT (minutes)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest tests/cluster/upgrade.py
 
-browser: $(STAMPS)/test  ## the pages in Debian's chromium-headless-shell: interaction, 390 pixels, 10,000 steps (minutes)
-	$(PIP) playwright
+browser: $(STAMPS)/browser  ## the pages in chromium-headless-shell or google-chrome: interaction, 390 pixels, 10,000 steps (minutes)
+	@command -v chromium-headless-shell || command -v google-chrome || \
+	  { echo "No browser is here: apt-get install chromium-headless-shell, or Google Chrome"; exit 1; }
 	$(BIN)/python -m pytest -rs tests/insight/test_page_in_browser.py tests/insight/test_page_speed.py \
 		tests/server/test_inspect_page.py tests/server/test_chat_page.py
 
-ray: $(STAMPS)/test  ## Ray Serve, Ray Data and batches on a Ray that the tests start (minutes)
-	$(PIP) 'ray[serve,data]>=2.60'
+ray: $(STAMPS)/ray  ## Ray Serve, Ray Data and batches on a Ray that the tests start (minutes)
 	$(BIN)/python -m pytest tests/on_ray
 
 torch: $(STAMPS)/test  ## every test that needs PyTorch, with PyTorch for the CPU (minutes)
-	$(PIP) 'torch>=2.11,<2.14' 'numpy>=2.1'
+	$(TORCH) torch
 	$(BIN)/python -m pytest -n auto -k torch
 
 device: $(STAMPS)/test  ## the kernels of GPUs in Triton's interpreter, and compiled for three of them (minutes)
-	$(PIP) 'torch>=2.11,<2.14' triton
+	$(TORCH) torch triton
 	$(BIN)/python -m pytest tests/device
 	$(BIN)/python tools/device_table.py --models
 
 gpu: $(STAMPS)/test  ## the tests of GPUs on the GPU of this machine (minutes)
-	$(PIP) 'torch>=2.11,<2.14' triton
+	$(TORCH) torch triton
 	TESTS_ON_GPU=1 $(BIN)/python -m pytest tests/device tests/pytorch/test_decoder.py tests/pytorch/test_integer_matrices.py
 
 vllm: $(STAMPS)/test  ## a live vLLM checked, and its second model runner without Triton, in an environment that it makes, or in VLLM=DIRECTORY; TESTS="-k plain" (minutes)
 	PYTHONPATH=benchmarks VLLM_ENVIRONMENT="$(VLLM)" $(BIN)/python tests/vllm_live $(TESTS)
 
-build/sglang:  ## the wheel of SGLang, which is read and not installed
+build/sglang: tools/locked/sglang.txt $(BIN)/python  ## the wheel of SGLang, which is read and not installed
+	rm -rf $@
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 \
-	  -d $@ sglang==0.5.23
+	  -d $@ --require-hashes -r $<
+	@touch $@
 
 sglang: $(STAMPS)/test build/sglang  ## the plugin for SGLang against the names and signatures of its sources (a minute)
 	SGLANG_WHEELS=build/sglang $(BIN)/python -m pytest tests/shadow/test_sglang_sources.py
 
-transformers: $(STAMPS)/test  ## models of transformers: their tests, and every causal type of the library (minutes)
-	$(PIP) --no-build-isolation '.[vision,speech]'
-	$(PIP) peft
+transformers: $(STAMPS)/transformers  ## models of transformers: their tests, and every causal type of the library (minutes)
+	$(TORCH) torch torchvision
 	$(BIN)/python -m pytest tests/pytorch/test_transformers.py tests/pytorch/test_transformers_adapters.py \
 		tests/pytorch/test_own_cache.py \
 		tests/pytorch/test_transformers_memory.py tests/pytorch/test_transformers_compiled.py \
@@ -173,13 +176,11 @@ transformers: $(STAMPS)/test  ## models of transformers: their tests, and every 
 		tests/server/test_transcription_routes.py tests/server/test_hearing_routes.py tests/media
 	$(BIN)/python tools/transformers_coverage/check.py
 
-families: $(STAMPS)/test  ## every native family in all executors and formats, with drafts, adapters and GGUF files, against transformers (minutes)
-	$(PIP) --no-build-isolation '.[transformers]'
-	$(PIP) gguf
+families: $(STAMPS)/families  ## every native family in all executors and formats, with drafts, adapters and GGUF files, against transformers (minutes)
+	$(TORCH) torch
 	PYTHONPATH=tests $(BIN)/python tools/family_matrix/check.py
 
-clients: $(STAMPS)/test  ## the server with clients of others: langchain-openai, llm, lm-eval, schemathesis (minutes)
-	$(PIP) langchain-openai llm 'lm-eval[api]' schemathesis opentelemetry-sdk opentelemetry-exporter-otlp-proto-http
+clients: $(STAMPS)/clients  ## the server with clients of others: langchain-openai, llm, lm-eval, schemathesis (minutes)
 	$(BIN)/python -m pytest tests/server/clients tests/server/test_tracing.py
 
 wheel: $(BIN)/python  ## the wheel for this Python on other Linux machines in dist/, used without a compiler
@@ -254,17 +255,31 @@ vllm-compat: $(BIN)/python  ## what the newest release of vLLM changes of what t
 
 LOCK = $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --no-annotate \
   --no-emit-index-url --no-emit-find-links --upgrade
+# What a verb needs has the versions that the tests have, and leaves out what $(TORCH) installs.
+LOCK_VERB = $(LOCK) --universal --constraints tests/requirements.txt --excludes tools/locked/torch.txt
 
-lock: $(BIN)/python  ## packages and hashes of the package, the server, the tests, each group of tools, and `make vllm`
-	$(PIP) uv
+lock: $(STAMPS)/lock  ## packages and hashes of the package, the server, the tests, each group of tools, and single verbs
 	$(LOCK) --universal -o tools/locked/foreword.txt pyproject.toml
 	$(LOCK) --universal --extra serve --extra hub --extra templates -o tools/locked/serve.txt pyproject.toml
 	$(LOCK) --universal --extra test -o tests/requirements.txt pyproject.toml
-	for group in build wheel release check deploy docs; do \
+	$(LOCK) --universal --extra test --resolution lowest-direct -o tools/locked/oldest/requirements.txt pyproject.toml
+	for group in lock build wheel release check deploy docs; do \
 	  $(LOCK) --universal --group $$group -o tools/locked/$$group.txt || exit 1; done
+	for group in tools sglang; do $(LOCK) --universal --no-deps --group $$group -o tools/locked/$$group.txt || exit 1; done
+	env -u UV_FIND_LINKS $(LOCK) --no-generate-hashes --python-platform x86_64-manylinux_2_28 --extra vision \
+	  pyproject.toml | grep -E '^(torch|torchvision|triton)==' >tools/locked/torch.txt
+	$(LOCK_VERB) --group browser -o tools/locked/browser.txt
+	$(LOCK_VERB) --group clients --extra otel -o tools/locked/clients.txt pyproject.toml
+	$(LOCK_VERB) --extra ray -o tools/locked/ray.txt pyproject.toml
+	$(LOCK_VERB) --group transformers --extra vision --extra speech -o tools/locked/transformers.txt pyproject.toml
+	$(LOCK_VERB) --group families --extra transformers -o tools/locked/families.txt pyproject.toml
+
+lock-vllm: $(STAMPS)/lock  ## packages and hashes of `make vllm`; UV_FIND_LINKS or UV_EXTRA_INDEX_URL has torch for CPUs
 	PYTHONPATH=benchmarks $(BIN)/python -m peers.environments vllm_tests | $(LOCK) \
 	  --python-platform x86_64-manylinux_2_28 --no-emit-package torch --no-emit-package torchaudio \
-	  --no-emit-package torchcodec --no-emit-package triton -o benchmarks/peers/vllm_tests.txt -
+	  --no-emit-package torchcodec --no-emit-package triton -o benchmarks/peers/vllm_tests.txt - || { \
+	  echo "vLLM for CPUs needs PyTorch's build for CPUs: set UV_FIND_LINKS to a folder that has it, or"; \
+	  echo "UV_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu and UV_INDEX_STRATEGY=unsafe-best-match"; exit 1; }
 
 stubs: $(STAMPS)/check  ## src/foreword/_native.pyi, the types of the native module, from the module
 	$(BIN)/python tools/stubs.py

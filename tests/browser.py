@@ -1,4 +1,4 @@
-"""A browser for tests of pages: Debian's chromium-headless-shell, driven by playwright."""
+"""A browser for tests of pages, driven by playwright: Debian's chromium-headless-shell, or Google Chrome."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-PROGRAM = shutil.which("chromium-headless-shell")
+PROGRAM = shutil.which("chromium-headless-shell") or shutil.which("google-chrome")
 
 
 @contextmanager
@@ -14,7 +14,7 @@ def browser() -> Iterator:
     """A running browser; without playwright or the program the test is skipped."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if PROGRAM is None:
-        pytest.skip("chromium-headless-shell is not installed")
+        pytest.skip("neither chromium-headless-shell nor google-chrome is installed")
     with sync_api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox"])
         yield started

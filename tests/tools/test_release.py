@@ -9,6 +9,7 @@ import foreword
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = {path.name: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+LOCKED = ROOT / "tools" / "locked"
 MAKEFILE = (ROOT / "Makefile").read_text()
 VERBS = set(re.findall(r"^([a-z][a-z0-9-]*):", MAKEFILE, re.MULTILINE))
 
@@ -24,11 +25,20 @@ def test_every_file_has_the_same_version():
 
 
 def test_every_verb_of_a_workflow_is_one_of_the_makefile():
+    assert verbs_of_workflows() <= VERBS
+
+
+def test_every_verb_that_checks_something_runs_in_a_workflow():
+    """Others show or write something, run other verbs, or need a machine that no workflow has."""
+    shown = {"help", "demo", "serve", "smoke", "bench", "throughput", "wheel", "workflow", "clean"}
+    writers = {"native", "stubs", "pages", "lock-vllm"}
+    assert VERBS - verbs_of_workflows() == {*shown, *writers, "gpu"}
+
+
+def verbs_of_workflows() -> set[str]:
     run = {verb for text in WORKFLOWS.values() for verb in re.findall(r"run: make ([a-z][a-z0-9-]*)", text)}
-    listed = re.findall(r"verb:\s+\[(.*?)\]", WORKFLOWS["nightly.yml"], re.DOTALL)
-    run |= {verb.strip() for verbs in listed for verb in verbs.split(",")}
-    assert len(run) > 20
-    assert run <= VERBS
+    listed = [one for text in WORKFLOWS.values() for one in re.findall(r"verb:\s+\[(.*?)\]", text, re.DOTALL)]
+    return run | {verb.strip() for verbs in listed for verb in verbs.split(",")}
 
 
 def test_actions_are_named_by_hash_and_tokens_can_only_read_by_default():
@@ -39,10 +49,28 @@ def test_actions_are_named_by_hash_and_tokens_can_only_read_by_default():
         assert re.search(r"^permissions:\n  contents: read\n(?=\S)", text, re.MULTILINE), name
 
 
-def test_every_package_that_the_makefile_installs_for_builds_is_locked_with_hashes():
+def test_the_makefile_installs_nothing_but_locked_packages_and_torch():
+    recipes = "".join(line for line in MAKEFILE.splitlines(keepends=True) if line.startswith("\t"))
+    assert "$(PIP) " in recipes
+    assert set(re.findall(r"\$\(PIP\) (.*)", recipes)) == {"--no-build-isolation --no-deps ."}
+    assert set(re.findall(r"pip install (.*)", recipes.replace("\\\n", " "))) == {
+        f"--quiet --disable-pip-version-check {options}"
+        for options in ("--no-compile --require-hashes -r $<", "--require-hashes -r $<", "--no-deps .")
+    }
+    installed = {name for names in re.findall(r"\$\(TORCH\) (.*)", recipes) for name in names.split()}
+    versions = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (LOCKED / "torch.txt").read_text(), re.MULTILINE))
+    assert installed == versions.keys() == {"torch", "torchvision", "triton"}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    ranges = {one.partition(">=")[0]: one for name in ("torch", "vision") for one in extras[name] if "<" in one}
+    for name in ("torch", "torchvision"):
+        lowest, highest = (tuple(map(int, one.split("."))) for one in re.findall(r"[\d.]+", ranges[name]))
+        assert lowest <= tuple(map(int, versions[name].split("."))) < highest
+
+
+def test_every_package_that_the_makefile_installs_for_builds_and_verbs_is_locked_with_hashes():
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     for name, packages in groups.items():
-        text = (ROOT / "tools" / "locked" / f"{name}.txt").read_text()
+        text = (LOCKED / f"{name}.txt").read_text()
         locked = {
             one.replace("_", "-").lower(): rest for one, rest in re.findall(r"^([\w-]+)==(.*)", text, re.MULTILINE)
         }
