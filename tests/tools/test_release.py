@@ -49,6 +49,14 @@ def test_actions_are_named_by_hash_and_tokens_can_only_read_by_default():
         assert re.search(r"^permissions:\n  contents: read\n(?=\S)", text, re.MULTILINE), name
 
 
+def test_the_hooks_of_commits_are_the_checks_of_make_check():
+    recipe = re.search(r"^check: .*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)[1]
+    entries = re.findall(
+        r"^ +entry: (?:bash -c ')?([^'\n]+)", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE
+    )
+    assert entries == [line.strip().removeprefix("$(BIN)/") for line in recipe.splitlines()]
+
+
 def test_the_makefile_installs_nothing_but_locked_packages_and_torch():
     recipes = "".join(line for line in MAKEFILE.splitlines(keepends=True) if line.startswith("\t"))
     assert "$(PIP) " in recipes
