@@ -52,9 +52,16 @@ def main() -> None:
     command = ["buildah", "build", "--layers", *isolation(), *volumes(), "--tag", IMAGE, "--file", dockerfile, ROOT]
     subprocess.run(command, check=True)
     config = json.loads(buildah("inspect", "--type", "image", IMAGE))["OCIv1"]["config"]
+    # buildah 1.28 ends a run with an error if another one of the same container has ended meanwhile.
+    with working_container() as serving, working_container() as asking:
+        check(serving, asking, config)
+
+
+@contextmanager
+def working_container() -> Iterator[str]:
     container = buildah("from", IMAGE)
     try:
-        check(container, config)
+        yield container
     finally:
         buildah("rm", container)
 
@@ -76,17 +83,17 @@ def make_base() -> None:
     buildah("commit", "--quiet", "--rm", container, BASE)
 
 
-def check(container: str, config: dict[str, Any]) -> None:
+def check(serving: str, asking: str, config: dict[str, Any]) -> None:
     command = [*config["Entrypoint"], *config["Cmd"]]
-    assert run(container, "id", "-u") == config["User"], "another user"
-    assert run(container, "sh", "-c", "command -v g++ cmake ninja || true") == "", "programs of the build are left"
-    refused = subprocess.run(in_container(container, command), capture_output=True, text=True, check=False)
+    assert run(asking, "id", "-u") == config["User"], "another user"
+    assert run(asking, "sh", "-c", "command -v g++ cmake ninja || true") == "", "programs of the build are left"
+    refused = subprocess.run(in_container(asking, command), capture_output=True, text=True, check=False)
     assert refused.returncode == 2, refused
     assert "key" in refused.stderr, refused.stderr
     health = probe(config)
-    with served(container, command) as (process, told):
+    with served(serving, command) as (process, told):
         wait_until_ready(process)
-        run(container, *health)
+        run(asking, *health)
         assert status("/v1/models", "") == 401, "a route is open without the key"
         assert "Paris" in answer("What is the capital of France?", 16)
         long = subprocess.Popen([sys.executable, "-c", LONG], stdout=subprocess.PIPE, text=True)
