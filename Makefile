@@ -67,10 +67,13 @@ serve: $(STAMPS)/serve  ## install what the server needs and serve the default m
 test: $(STAMPS)/test  ## everything, the default model included, on all cores; the slowest tests are listed
 	$(BIN)/python -m pytest -n auto --dist worksteal --durations 15
 
-build/oldest/installed: tools/locked/oldest/requirements.txt $(SOURCES)  ## the package with the lowest versions that pyproject.toml names
+OLDEST = build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
+build/oldest/installed: tools/locked/oldest/requirements.txt $(STAMPS)/build-tools $(SOURCES)  ## the package with the lowest versions that pyproject.toml names
+	rm -rf build/oldest
 	$(PYTHON) -m venv build/oldest
-	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
-	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps .
+	$(OLDEST) --require-hashes -r $<
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w build/oldest/wheel .
+	$(OLDEST) --no-deps build/oldest/wheel/*.whl
 	@touch $@
 
 test-oldest: build/oldest/installed  ## the tests with the lowest versions of the dependencies; TESTS="tests/server" (minutes)

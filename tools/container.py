@@ -30,8 +30,8 @@ IMAGE, BASE = "localhost/foreword", "localhost/foreword-base"
 KEY = "container-key"
 URL = "http://127.0.0.1:8000"
 MODEL = "smollm2"
-PATIENCE = 600.0
-"""Seconds that the first start may take, which downloads the model into the volume."""
+PATIENCE = 600
+"""Seconds that the first start may take, which downloads the model into the volume, and the end of the server."""
 NETWORK = ("/etc/ssl/certs", "/etc/pip.conf", "/etc/xdg/pip")
 """How this machine reaches package indexes: certificates and settings of pip, where it has some of its own."""
 DEBIAN = ("bookworm", "python3-dev,python3-venv,python-is-python3,ca-certificates")
@@ -101,7 +101,7 @@ def check(serving: str, asking: str, config: dict[str, Any]) -> None:
         assert long.stdout.readline() == "first token\n"
         os.kill(int((told / "pid").read_text()), 15)
         assert long.stdout.readline() == "200 tokens\n", "a request in progress was lost"
-        assert process.wait(60) == 0, "SIGTERM does not end the server well"
+        assert process.wait(PATIENCE) == 0, "SIGTERM does not end the server well"
     size = int(json.loads(buildah("images", "--json", IMAGE))[0]["size"].split()[0].split(".")[0])
     print(f"The image has about {size} MB; it answers, is healthy, needs a key, and ends without losing a request.")
 
@@ -112,7 +112,7 @@ body = {{"prompt": "Once", "max_tokens": 200, "ignore_eos": True, "stream": True
         "stream_options": {{"include_usage": True}}}}
 asked = urllib.request.Request("{URL}/v1/completions", json.dumps(body).encode(),
                                {{"Authorization": "Bearer {KEY}", "Content-Type": "application/json"}})
-with urllib.request.urlopen(asked, timeout=120) as stream:
+with urllib.request.urlopen(asked, timeout={PATIENCE}) as stream:
     first = True
     for line in stream:
         if line.startswith(b"data: {{"):
@@ -130,7 +130,11 @@ def served(container: str, command: list[str]) -> Iterator[tuple[subprocess.Pope
     models = BUILD / "models"
     models.mkdir(exist_ok=True)
     begun = ["sh", "-c", 'echo $$ > /models/pid && exec "$@"', "sh", *command]
-    options = ("--env", f"FOREWORD_SERVE_API_KEY={KEY}", "--volume", f"{models}:/models:U", *volumes())
+    variables = {"API_KEY": KEY, "DRAIN_TIMEOUT": PATIENCE}  # on a busy machine a request takes longer than 30 s
+    options = (
+        *(f"--env=FOREWORD_SERVE_{name}={value}" for name, value in variables.items()),
+        *(f"--volume={models}:/models:U", *volumes()),
+    )
     process = subprocess.Popen(in_container(container, begun, *options))
     try:
         yield process, models
@@ -162,7 +166,7 @@ def answer(question: str, max_tokens: int) -> str:
     body = {"messages": [{"role": "user", "content": question}], "max_tokens": max_tokens, "temperature": 0}
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     asked = urllib.request.Request(f"{URL}/v1/chat/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(asked, timeout=120) as response:
+    with urllib.request.urlopen(asked, timeout=PATIENCE) as response:
         return str(json.load(response)["choices"][0]["message"]["content"])
 
 
