@@ -186,6 +186,7 @@ def test_blocks_keep_their_size_and_states_have_slots():
     assert (size.num_blocks, size.num_states) == (1 + 2 * 16, 2 + 33 * BLOCK // (2 * STATES))
 
 
+@pytest.mark.filterwarnings("ignore:.*no prefix is reused")
 @pytest.mark.parametrize("num_bytes", [3000, 5000, 20_000, 100_000, 10_000_000])
 @pytest.mark.parametrize("settings", [
     {}, {"prefix_caching": False}, {"max_num_seqs": 1},
@@ -199,7 +200,7 @@ def test_blocks_and_states_are_within_the_memory(num_bytes, settings):
     if num_bytes == 10_000_000:
         most = settings.get("max_num_seqs", 256)
         drafts = 3 if "speculation" in settings else 0
-        kept = 0 if "prefix_caching" in settings else size.num_blocks * BLOCK // (2 * STATES)
+        kept = 0 if "prefix_caching" in settings else max(3, size.num_blocks * BLOCK // (2 * STATES))
         assert (size.num_blocks, size.num_states) == (1 + 16 * most, most * (1 + drafts) + kept)
 
 
@@ -208,9 +209,20 @@ def test_a_given_number_of_blocks_is_that_of_keys_alone():
     assert (size.num_blocks, size.num_states) == (40, 3 + 40 * BLOCK // (2 * STATES))
 
 
+def test_few_blocks_have_the_snapshots_of_one_request():
+    assert 17 * BLOCK // (2 * STATES) < 4
+    assert size_of(num_blocks=17, max_num_seqs=1).num_states == 1 + 3
+    assert size_of(num_blocks=17, max_num_seqs=1, prefix_caching=False).num_states == 1
+    for num_snapshots in (1, 2, 3):
+        size = size_of(kv_cache_bytes=17 * BLOCK + (1 + num_snapshots) * STATES, max_num_seqs=1)
+        assert (size.num_blocks, size.num_states) == (17, 1 + num_snapshots)
+
+
 def test_the_memory_of_one_request_is_stated():
     least = 17 * BLOCK + STATES
-    assert size_of(kv_cache_bytes=least).num_states == 1
+    assert size_of(kv_cache_bytes=least, prefix_caching=False).num_states == 1
+    with pytest.warns(UserWarning, match=rf"kv_cache_bytes={least}: .* one request alone, so no prefix is reused"):
+        assert size_of(kv_cache_bytes=least).num_states == 1
     with pytest.raises(ConfigError, match=f"one request of max_model_len=64 tokens needs {least}; give that many"):
         size_of(kv_cache_bytes=least - 1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from foreword.batch import ContextParallel, KVGroup
 from foreword.cache import cache_group
 from foreword.engine.config import EngineConfig
@@ -11,7 +13,7 @@ from foreword.executors.pool import PoolSize, batch_groups
 from foreword.models.spec import DecoderSpec
 
 _SNAPSHOTS = 3
-"""The snapshots of a request for which a pool of a model without keys has blocks: one at each kind of position."""
+"""The snapshots of a request for which a pool has room if it can: one at each kind of position."""
 _MOST = 2**28
 
 
@@ -80,8 +82,9 @@ def pool_of(
     its own; 0: the states of recurrent groups are blocks.
 
     With R = max_num_seqs, d drafts and g recurrent KV groups, there are R · g · (1 + d) slots for the states of
-    requests, and others for snapshots, which have half as many bytes as the blocks. Within kv_cache_bytes, the slots of
-    requests have at most half of it, and the rest is divided 2 : 1. A given num_blocks is that of blocks alone.
+    requests, and others for snapshots, which have half as many bytes as the blocks, and are at least those of one
+    request. Within kv_cache_bytes, the slots of requests have at most half of it, and the rest is divided 2 : 1, or so
+    that one request has its snapshots. A given num_blocks is that of blocks alone. Warn if no snapshot has room.
     """
     chunk = min(length, config.scheduler.max_num_batched_tokens + config.most_draft_tokens)
     rules = [cache_group(g, context_parallel) for g in groups if not (g.recurrent and state_bytes)]
@@ -105,14 +108,18 @@ def pool_of(
         of_blocks = pool_bytes
         if state_bytes:
             wanted = min(wanted, max(own_states, pool_bytes // 2 // state_bytes))
-            of_blocks = (pool_bytes - wanted * state_bytes) * (2 if snapshots else 3) // 3
+            of_blocks = pool_bytes - wanted * state_bytes
+            of_blocks -= min(of_blocks, max(of_blocks // 3, snapshots * state_bytes)) if snapshots else 0
         num_blocks = max(1 + one, min(1 + in_blocks * most, of_blocks // block_bytes))
         if state_bytes:
             most_states = (pool_bytes - num_blocks * block_bytes) // state_bytes
     num_states = 0
     if state_bytes:
-        kept = num_blocks * block_bytes // (2 * state_bytes) if snapshots else 0
+        kept = max(snapshots, num_blocks * block_bytes // (2 * state_bytes)) if snapshots else 0
         num_states = min(wanted + kept, most_states)
+    if snapshots and (num_states if state_bytes else num_blocks - 1) <= own_states:
+        what = "the pool has room for the states of one request alone, so no prefix is reused"
+        warnings.warn(f"{_given(config)}: {what}. Give more, or prefix_caching=False", stacklevel=2)
     size = PoolSize(
         length,
         groups,
@@ -125,6 +132,12 @@ def pool_of(
         state_bytes,
     )
     if memory is not None and (config.num_blocks is not None or config.kv_cache_bytes is not None):
-        given = f"kv_cache_bytes={config.kv_cache_bytes}" if config.num_blocks is None else f"num_blocks={num_blocks}"
-        memory.check(size.num_bytes, given)
+        memory.check(size.num_bytes, _given(config))
     return size
+
+
+def _given(config: EngineConfig) -> str:
+    """Return the setting that gave a pool its size, and its value."""
+    if config.num_blocks is not None:
+        return f"num_blocks={config.num_blocks}"
+    return "the default kv_cache_bytes" if config.kv_cache_bytes is None else f"kv_cache_bytes={config.kv_cache_bytes}"
