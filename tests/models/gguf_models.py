@@ -23,7 +23,9 @@ ARCHITECTURES = {
     "ministral3": "mistral3", "qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
     "qwen3_vl_moe_text": "qwen3vlmoe",
     "dots1": "dots1", "minimax_m2": "minimax-m2",
-    "exaone4": "exaone4", "gemma": "gemma", "nemotron": "nemotron", "stablelm": "stablelm",
+    "exaone4": "exaone4", "gemma": "gemma", "nemotron": "nemotron", "stablelm": "stablelm", "jais2": "jais2",
+    "internlm3": "llama", "iquestcoder": "llama", "youtu": "deepseek2", "solar_open": "glm4moe",
+    "glm4_moe_lite": "deepseek2",
 }  # fmt: skip
 # Models of the same model_type: with experts, for embeddings.
 MORE_ARCHITECTURES = {"nemotron_h_moe", "gemma-embedding"}
@@ -141,6 +143,10 @@ AS_FLOATS = ("conv", "ffn_gate_inp", "ssm_a", "ssm_d", "norm")  # tensors that l
 EXPRESSIBLE = {
     "deepseek_v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     "dots1": {"sliding_window": None, "layer_types": None},
+    "falcon_h1": {"mamba_norm_before_gate": False},
+    "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+    "internlm3": {"attention_bias": False, "mlp_bias": False},
+    "youtu": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     "gemma2": {"query_pre_attn_scalar": 8, "layer_types": None, "head_dim": 8},
     "gemma3_text": {
         "query_pre_attn_scalar": 8, "head_dim": 8, "layer_types": None,
@@ -609,8 +615,15 @@ def metadata(config):
         }
     if "kv_lora_rank" in config:
         found |= latent(architecture, config)
-    if "first_k_dense_replace" in config:
-        found |= routed(architecture, config)
+    if config["model_type"] == "solar_open":  # the files of Upstage have the size of a dense MLP, which no layer has
+        found["glm4moe.feed_forward_length"] = ("u32", 40)
+    if config["model_type"] == "youtu":
+        dense = {"leading_dense_block_count": config["num_hidden_layers"], "expert_shared_count": 0}
+        dense["expert_feed_forward_length"] = config["intermediate_size"]
+        found |= {f"deepseek2.{key}": ("u32", value) for key, value in dense.items()}
+    elif "n_routed_experts" in config and config["model_type"] != "nemotron_h":
+        dense = config.get("mlp_layer_types", ()).count("dense")
+        found |= routed(architecture, {"first_k_dense_replace": dense, **config})
     if config.get("block_auto_adjust_ff_dim"):
         inner = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
         unit = config["block_multiple_of"]
@@ -619,6 +632,9 @@ def metadata(config):
         eps = config["norm_eps" if config["model_type"] == "nemotron" else "layer_norm_eps"]
         found[f"{architecture}.attention.layer_norm_epsilon"] = ("f32", eps)
         found[f"{architecture}.use_parallel_residual"] = ("bool", False)
+    elif config["model_type"] == "jais2":
+        found["jais2.attention.layer_norm_epsilon"] = ("f32", config["layer_norm_eps"])
+        found["jais2.rope.dimension_count"] = ("u32", config["head_dim"])
     elif "norm_eps" in config:
         found[f"{architecture}.attention.layer_norm_rms_epsilon"] = ("f32", config["norm_eps"])
     if config["model_type"] == "olmo3":

@@ -32,7 +32,9 @@ def deepseek_v2(config: Config) -> DecoderSpec:
 
 
 def deepseek_v3(config: Config) -> DecoderSpec:
-    """Return the spec of V3, and of a V2 in a GGUF file, whose router has a softmax."""
+    """Return the spec of V3; in a GGUF file also that of a V2, whose router has a softmax, and of a Youtu-LLM, all of
+    whose layers are dense.
+    """
     return _deepseek(config, "deepseek_v3", grouped=True)
 
 
@@ -52,8 +54,8 @@ def _deepseek(config: Config, architecture: str, sparse: Sequence[bool] | None =
     mla = _mla(config)
     rotary, dense = _rope(config, mla), config.get("first_k_dense_replace", int)
     is_sigmoid = config.value(_GATING) == 2 if config.prefix else architecture != "deepseek_v2"
-    moe = routed_experts(config, is_sigmoid=is_sigmoid, grouped=grouped)
     has_experts = [i >= dense for i in range(num_layers(config))] if sparse is None else sparse
+    moe = routed_experts(config, is_sigmoid=is_sigmoid, grouped=grouped) if any(has_experts) else None
     layers = tuple(LayerSpec(rotary, moe=moe if has else None) for has in has_experts)
     return decoder(config, architecture, layers, **_latent(config, mla))
 

@@ -63,10 +63,12 @@ FAMILIES = {
         jais2,
         table(
             (key for key in DECODER if key.name != "rms_norm_eps"),
-            [HIDDEN_ACT, *WITH_BIASES, Key("layer_norm_eps", 1e-5)],
+            [HIDDEN_ACT, *WITH_BIASES, Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon")],
+            [only_in_gguf("attention.layer_norm_rms_epsilon", None)],
             hidden_act="relu2",
             attention_bias=True,
             mlp_bias=True,
         ),
+        gguf="jais2",
     ),
 }
