@@ -13,15 +13,19 @@ LINEAR = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj"),
     *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"),
     *("self_attn.out_proj", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "mlp.c_fc", "mlp.c_proj"),
+    *("shared_mlp.input_linear", "shared_mlp.output_linear"),
 )
 
 
 def linear_modules(shapes, ends=LINEAR):
     """The attention and dense MLP layers among the tensors of a checkpoint: {module: (outputs, inputs)}."""
+    has_experts = any("block_sparse_moe" in name for name in shapes)  # then Granite's shared_mlp is one, too
     return {
         name.removesuffix(".weight"): shape
         for name, shape in shapes.items()
-        if name.removesuffix(".weight").endswith(ends) and "expert" not in name
+        if name.removesuffix(".weight").endswith(ends)
+        and "expert" not in name
+        and not (has_experts and "shared_mlp" in name)
     }
 
 

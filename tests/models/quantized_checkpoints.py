@@ -4,6 +4,7 @@ A drawn matrix is {suffix: array} under the names of the format; `LOOPS` turn it
 """
 
 import math
+import re
 
 import numpy as np
 
@@ -101,3 +102,22 @@ def draw_gptq(rng, out, inner, group, bits=4, zero=None, g_idx=None):
         "scales": scales(rng, bits, inner, (count, out)),
     }
     return parts if g_idx is None else {**parts, "g_idx": np.asarray(g_idx, "<i4")}
+
+
+def is_linear(name, shape):
+    """Return whether such checkpoints quantise a weight: it is of a linear layer, but of neither router nor head."""
+    kept = r"embed|lm_head|norm|router|(^|\.)gate\.weight|shared_expert_gate|conv"
+    return len(shape) == 2 and name.endswith(".weight") and re.search(kept, name) is None
+
+
+def drawn_instead(tensors, draw, loop, is_drawn):
+    """A checkpoint with some of its tensors drawn: as they are stored, and as floats. is_drawn: of a name and shape."""
+    random, stored, floats = np.random.default_rng(0), {}, {}
+    for name, value in tensors.items():
+        if is_drawn(name, value.shape):
+            parts = draw(random, *value.shape)
+            stored |= {name.removesuffix("weight") + part: array for part, array in parts.items()}
+            floats[name] = loop(parts).astype("<f4")
+        else:
+            stored[name] = floats[name] = value
+    return stored, floats

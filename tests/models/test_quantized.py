@@ -218,16 +218,10 @@ def test_scales_of_activations_and_keys_are_left_out(tmp_path):
 
 def quantized_model(folder, name, quantization, draw, loop):
     """A tiny model whose projections are drawn, and the same as floats: two directories."""
-    tiny, random = TINY[name], rng()
-    tensors, floats = {}, {}
-    for weight, value in random_tensors(tiny["shapes"]).items():
-        stem = weight.removesuffix("weight")
-        if re.search(r"(_proj|\.w\d)\.weight", weight):
-            parts = draw(random, *value.shape)
-            tensors |= {stem + part: array for part, array in parts.items()}
-            floats[weight] = loop(parts).astype("<f4")
-        else:
-            tensors[weight] = floats[weight] = value
+    tiny = TINY[name]
+    tensors, floats = stored.drawn_instead(
+        random_tensors(tiny["shapes"]), draw, loop, lambda name, _: re.search(r"(_proj|\.w\d)\.weight", name)
+    )
     config = {**tiny["config"], "quantization_config": quantization}
     return write_model(folder / "quantized", config, tensors), write_model(folder / "floats", tiny["config"], floats)
 

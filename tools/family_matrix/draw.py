@@ -39,8 +39,24 @@ CHOICES: Mapping[str, Sequence[object]] = {
     "tie_word_embeddings": (True, False),
     **dict.fromkeys(("norm_topk_prob", "attention_out_bias", "use_bias", "use_qkv_bias", "qkv_bias"), (True, False)),
     **dict.fromkeys(("use_qk_norm", "mamba_conv_bias", "conv_bias", "use_sliding_window"), (True, False)),
+    **dict.fromkeys(("qk_layernorm", "use_parallel_residual", "use_post_norm", "use_conv_bias"), (True, False)),
+    **dict.fromkeys(("mamba_rms_norm", "mamba_norm_before_gate", "use_expert_bias", "rope_interleave"), (True, False)),
+    **dict.fromkeys(("altup_correct_scale", "attention_k_eq_v", "attn_temperature_tuning"), (True, False)),
+    **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier", "key_multiplier"), (1.0, 0.6, 1.7)),
+    **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier", "lm_head_multiplier"), (1.0, 0.5, 1.4)),
+    **dict.fromkeys(("q_lora_rank", "moe_latent_size"), (12, 18)),
+    **dict.fromkeys(("scale_emb", "scale_depth"), (1.0, 0.7, 2.5)),
+    **dict.fromkeys(("dim_model_base", "floor_scale"), (4, 16)),
+    "time_step_min": (0.001, 0.2),
+    "topk_method": ("greedy", "group_limited_greedy"),
 }
 """Values of keys, of which each is drawn half of the time. Keys with null keep it."""
+RARE: Mapping[str, Sequence[object]] = {
+    **dict.fromkeys(("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"), (True, False)),
+    **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu", "gelu_pytorch_tanh", "gelu", "relu")),
+    "position_embedding_type": ("rope", None),
+}
+"""Values of keys, drawn less often, since many types refuse them."""
 ROTARY: Sequence[Config] = (
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 2.5},
@@ -62,12 +78,14 @@ def drawn(config: Config, seed: int) -> Config:
         return values[int(rng.integers(len(values)))]
 
     found = dict(config)
-    for key, values in CHOICES.items():
-        if isinstance(found.get(key), bool | int | float) and rng.random() < 0.5:
-            found[key] = pick(values)
+    for choices, share in ((CHOICES, 0.5), (RARE, 0.15)):
+        for key, values in choices.items():
+            if isinstance(found.get(key), bool | int | float | str) and rng.random() < share:
+                found[key] = pick(values)
     if found.get("use_sliding_window"):
         found["sliding_window"] = pick((2, 5))
     _heads(found, pick)
+    _groups_of_experts(found, pick)
     _states(found, pick)
     if not found.get("num_kv_shared_layers") and not found.get("per_layer_config"):
         _layers(found, pick)
@@ -78,7 +96,10 @@ def drawn(config: Config, seed: int) -> Config:
 def _heads(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
     heads = found["num_attention_heads"] = pick((1, 2, 3, 4, 6, 8))
     if "kv_lora_rank" in found:
-        found["num_key_value_heads"] = heads
+        rotary = found["qk_rope_head_dim"]
+        sizes = {"num_key_value_heads": heads, "head_dim": rotary, "qk_head_dim": found["qk_nope_head_dim"] + rotary}
+        found |= {key: size for key, size in sizes.items() if key in found}
+        found["hidden_size"] = pick((24, 32, 40, 64, 96))
         return
     if "num_key_value_heads" in found:
         found["num_key_value_heads"] = pick([n for n in range(1, heads + 1) if heads % n == 0])
@@ -87,6 +108,14 @@ def _heads(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
         found |= {"head_dim": size, "hidden_size": pick((24, 32, 40, 64, 96))}
     else:
         found |= {"hidden_size": heads * size, **({"head_dim": size} if "head_dim" in found else {})}
+
+
+def _groups_of_experts(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
+    if not found.get("n_group"):
+        return
+    groups, size = pick((1, 2, 4)), pick((2, 3))
+    found |= {"n_group": groups, "topk_group": pick(range(1, groups + 1)), "n_routed_experts": groups * size}
+    found["num_experts_per_tok"] = pick(range(1, min(4, found["topk_group"] * size + 1)))
 
 
 def _states(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
