@@ -290,7 +290,7 @@ void EncoderPass::mlp(int thread, size_t index) {
     products_.linear(thread, layer.mlp.gate, in, rows, gate_.data(), Store::assign, &layer.mlp.up);
     products_.linear(thread, layer.mlp.up, in, rows, hidden_.data(), Store::assign, &layer.mlp.down);
   } else if (gated) {
-    products_.gated(thread, layer.mlp, in, rows, hidden_.data());
+    products_.gated(thread, layer.mlp, in, rows, hidden_.data(), layer.mlp.down);
   } else {
     products_.linear(thread, layer.mlp.up, in, rows, hidden_.data(), Store::assign, &layer.mlp.down);
   }

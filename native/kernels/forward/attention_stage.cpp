@@ -7,7 +7,7 @@ namespace foreword::kernels {
 AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embedding)
     : ctx_(context),
       embedding_(embedding),
-      latent_(context),
+      latent_(context, embedding),
       windows_(size_t(context.model.config.num_groups)),
       shapes_(windows_.size()),
       plans_(windows_.size()),
@@ -25,26 +25,30 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
     rows_.push_back({FloatRows(num_heads * shape.padded_dim), FloatRows(num_heads * shape.head_dim)});
     const int tile_rows = ctx_.isa.attention_queries(config(shape, {0})) * (num_heads / shape.num_kv_heads);
     partial_stride_ = std::max(partial_stride_, size_t(tile_rows) * size_t(shape.padded_dim + kStateExtra));
-    for (Scratch &scratch : scratch_) {
-      scratch.attend.reserve(ctx_.isa.attention_scratch_bytes(config(shape, {0})));
-      scratch.key_value.reserve(size_t(3 * shape.padded_dim));
-    }
+    for (Scratch &scratch : scratch_) scratch.key_value.reserve(size_t(3 * shape.padded_dim));
   }
 }
 
 void AttentionStage::reserve() {
   const ForwardInput &in = ctx_.input;
+  const ModelConfig &c = ctx_.model.config;
   int num_partials = 0, values = 0;
   for (size_t g = 0; g < plans_.size(); ++g) {
     if (windows_[g].size < 0) continue;
-    const HeadShape &shape = ctx_.model.heads[size_t(shapes_[g])];
+    HeadShape shape = ctx_.model.heads[size_t(shapes_[g])];
     const int max_queries = ctx_.isa.attention_queries(config(shape, {0}));
-    plan_attention(in, max_queries, windows_[g], shape.num_kv_heads, ctx_.pool.size(), plans_[g]);
-    num_partials = std::max(num_partials, plans_[g].num_partials * shape.num_kv_heads);
+    AttentionPlan &plan = plans_[g];
+    plan_attention(in, max_queries, windows_[g], shape.num_kv_heads, ctx_.pool.size(), plan);
+    for (int parts = 2; c.latent.kv_rank && parts <= c.num_heads; ++parts) {
+      if (int(plan.tasks.size()) * shape.num_kv_heads >= ctx_.pool.size()) break;
+      if (c.num_heads % parts == 0) shape.num_kv_heads = parts;
+    }
+    plan.num_kv_heads = shape.num_kv_heads;
+    for (Scratch &scratch : scratch_) scratch.attend.reserve(ctx_.isa.attention_scratch_bytes(config(shape, {0})));
+    num_partials = std::max(num_partials, plan.num_partials * plan.num_kv_heads);
   }
   for (std::atomic<int> &next : next_tasks_) next.store(0, std::memory_order_relaxed);
   qkv_.reserve(in.num_tokens);
-  const ModelConfig &c = ctx_.model.config;
   for (size_t i = 0; i < rows_.size(); ++i) {
     rows_[i].queries.reserve(in.num_tokens);
     rows_[i].out.reserve(in.num_tokens);
@@ -69,8 +73,9 @@ void AttentionStage::run(int thread, int layer_index) {
     ctx_.pool.barrier();
   }
   if (layer.latent) {
-    latent_.absorb(thread, layer, qkv_);
-    rotate_and_store_latent(thread, layer);
+    latent_.make_queries(thread, layer, qkv_, ctx_.model.config.query_scale * kLog2E,
+                         rows_[size_t(layer.heads)].queries);
+    store_latent(thread, layer);
   } else {
     rotate_and_store(thread, layer);
   }
@@ -157,31 +162,21 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
   });
 }
 
-// Rotates and stores the one key of latent attention, which is its value too.
-void AttentionStage::rotate_and_store_latent(int thread, const Layer &layer) {
-  const ModelConfig &c = ctx_.model.config;
+// Stores the one key of latent attention, which is its value too.
+void AttentionStage::store_latent(int thread, const Layer &layer) {
   const HeadShape &shape = ctx_.model.heads_of(layer);
-  const int padded = shape.padded_dim, num_units = c.num_heads + 1;
   const Share heads = heads_of(thread, shape);
-  if (heads.begin == heads.end) return;
   const KVLayer kv = ctx_.model.kv.layer(layer.slot);
   const int64_t *slots = ctx_.input.groups[size_t(layer.group)].slot_mapping;
-  float *key = scratch_[size_t(thread)].key_value.data(), *scratch = key + padded;
-  std::memset(key, 0, sizeof(float) * size_t(padded));
-  auto make = [&](int unit) {
-    const int token = unit / num_units, head = unit % num_units;
-    const RotaryRow rotary = embedding_.rotary(layer.rope, token);
-    const float *row = qkv_.row(token);
-    if (head < c.num_heads) {
-      float *out = rows_[0].queries.row(token) + head * padded;
-      return latent_.query(row, token, head, rotary, c.query_scale * kLog2E, out);
+  float *key = scratch_[size_t(thread)].key_value.data(), *scratch = key + shape.padded_dim;
+  std::memset(key, 0, sizeof(float) * size_t(shape.padded_dim));
+  const int count = heads.begin == heads.end ? 0 : ctx_.input.num_tokens;
+  ctx_.pool.divide(thread, ctx_.pool.team(thread), count, 1, [&](Share part, int) {
+    for (int token = part.begin; token < part.end; ++token) {
+      if (slots[token] < 0) continue;
+      latent_.key(layer, qkv_.row(token), embedding_.rotary(layer.rope, token), key);
+      ctx_.isa.store_kv(kv, slots[token], 0, key, nullptr, scratch);
     }
-    if (slots[token] < 0) return;
-    latent_.key(layer, row, rotary, key);
-    ctx_.isa.store_kv(kv, slots[token], 0, key, nullptr, scratch);
-  };
-  ctx_.pool.divide(thread, ctx_.pool.team(thread), ctx_.input.num_tokens * num_units, 1, [&](Share part, int) {
-    for (int unit = part.begin; unit < part.end; ++unit) make(unit);
   });
 }
 
@@ -216,7 +211,7 @@ AttentionTile AttentionStage::tile_of(const Layer &layer, const AttentionTask &t
   tile.out = rows.out.row(task.first_token);
   tile.out_stride = size_t(rows.out.stride());
   if (task.partial >= 0) {
-    const int num_kv_heads = ctx_.model.heads_of(layer).num_kv_heads;
+    const int num_kv_heads = plans_[size_t(layer.group)].num_kv_heads;
     tile.partial = partials_.data() + size_t(task.partial * num_kv_heads + kv_head) * partial_stride_;
   }
   return tile;
@@ -225,9 +220,11 @@ AttentionTile AttentionStage::tile_of(const Layer &layer, const AttentionTask &t
 // Threads take their team's tasks from a common counter, then merge their share of the tiles that were split.
 void AttentionStage::attend(int thread, const Layer &layer, std::atomic<int> &next_task) {
   const AttentionPlan &plan = plans_[size_t(layer.group)];
-  const HeadShape &shape = ctx_.model.heads_of(layer);
+  HeadShape shape = ctx_.model.heads_of(layer);
+  KVLayer kv = ctx_.model.kv.layer(layer.slot, shape);
+  if (layer.latent) kv.head_stride = 0;  // every part of the heads reads the one key
+  shape.num_kv_heads = plan.num_kv_heads;
   AttentionConfig attention = config(shape, {layer.sliding_window, layer.chunked}, layer.sinks);
-  const KVLayer kv = ctx_.model.kv.layer(layer.slot, shape);
   const ThreadPool::Team &team = ctx_.pool.team(thread);
   const Share own = heads_of(thread, shape);
   const int heads = own.end - own.begin, num_tasks = int(plan.tasks.size()), total = num_tasks * heads;

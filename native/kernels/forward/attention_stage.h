@@ -31,7 +31,7 @@ class AttentionStage {
 
   void norm_jointly(int thread, const Layer &layer);
   void rotate_and_store(int thread, const Layer &layer);
-  void rotate_and_store_latent(int thread, const Layer &layer);
+  void store_latent(int thread, const Layer &layer);
   // The KV heads of this thread's team, whose keys and values it writes and reads.
   Share heads_of(int thread, const HeadShape &shape) const;
   float *qkv_row(const Layer &layer, int token) const {

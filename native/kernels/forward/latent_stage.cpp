@@ -3,82 +3,103 @@
 #include <algorithm>
 
 namespace foreword::kernels {
+namespace {
 
-LatentStage::LatentStage(PassContext &context)
+constexpr int kBlockTokens = 64;  // whose rows stay in the caches between two products
+
+}  // namespace
+
+LatentStage::LatentStage(PassContext &context, const EmbeddingStage &embedding)
     : ctx_(context),
+      embedding_(embedding),
       config_(context.model.config.latent),
       heads_(context.model.config.num_heads),
-      queries_(std::max(1, config_.q_rank ? heads_ * config_.query_dim() : 0)),
-      nope_(std::max(1, config_.nope_dim)),
-      absorbed_(std::max(1, config_.kv_rank)),
-      latents_(std::max(1, config_.kv_rank)),
-      head_values_(std::max(1, config_.value_dim)),
-      values_(std::max(1, heads_ * config_.value_dim)) {
+      q_normed_(config_.q_rank),
+      queries_(config_.q_rank ? heads_ * config_.query_dim() : 0),
+      nope_{{}, FloatRows(config_.nope_dim)},
+      latents_{{}, FloatRows(config_.kv_rank)},
+      values_(heads_ * config_.value_dim) {
+  if (!config_.kv_rank) return;
+  KindSet k_kinds{}, v_kinds{};
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.latent) continue;
     layer.latent->q_b.add_kinds(q_kinds_);
-    for (const Linear &head : layer.latent->k_b) head.add_kinds(k_kinds_);
-    for (const Linear &head : layer.latent->v_b) head.add_kinds(v_kinds_);
+    for (const Linear &head : layer.latent->k_b) head.add_kinds(k_kinds);
+    for (const Linear &head : layer.latent->v_b) head.add_kinds(v_kinds);
   }
+  auto reserve = [&](Inputs &inputs, int cols, const KindSet &kinds) {
+    inputs.prepared.resize(size_t(ctx_.pool.size()));
+    for (ActivationBuffer &own : inputs.prepared) own.reserve(kBlockTokens, cols, kinds);
+    inputs.padded.reserve(ctx_.pool.size());
+  };
+  reserve(nope_, config_.nope_dim, k_kinds);
+  reserve(latents_, config_.kv_rank, v_kinds);
+  q_normed_.reserve(ctx_.pool.size());
 }
 
 void LatentStage::reserve() {
   if (!config_.kv_rank) return;
-  const int num_tokens = ctx_.input.num_tokens, rows = num_tokens * heads_;
+  const int num_tokens = ctx_.input.num_tokens;
   if (config_.q_rank) {
     queries_.reserve(num_tokens);
-    q_input_.reserve(num_tokens, config_.q_rank, ctx_.with_loras(q_kinds_));
+    q_input_.reserve(num_tokens, config_.q_rank, ctx_.with_loras(q_kinds_), ctx_.pool.size());
   }
-  for (FloatRows *of_heads : {&nope_, &absorbed_, &latents_, &head_values_}) of_heads->reserve(rows);
   values_.reserve(num_tokens);
-  k_input_.reserve(rows, config_.nope_dim, k_kinds_);
-  v_input_.reserve(rows, config_.kv_rank, v_kinds_);
 }
 
-template <class Source>
-void LatentStage::multiply(int thread, const std::vector<Linear> &heads, const ActivationBuffer &buffer, FloatRows &in,
-                           FloatRows &out, Source &&source) {
-  const int num_tokens = ctx_.input.num_tokens;
-  const ActivationSet set =
-      ctx_.products.prepare_groups(thread, buffer, heads[0].cols, num_tokens, heads_, [&](int t, int h) {
-        const float *from = source(t, h);
-        if (heads[0].cols == in.stride()) return from;
-        float *padded = in.row(h * num_tokens + t);
-        std::copy_n(from, heads[0].cols, padded);  // padded with zeros
-        return static_cast<const float *>(padded);
-      });
-  for (int h = 0; h < heads_; ++h) {
-    const Share rows{h * num_tokens, (h + 1) * num_tokens};
-    ctx_.products.linear(thread, heads[size_t(h)], set, rows, out.data(), Store::assign);
-  }
-  ctx_.pool.barrier();
+template <class Source, class F>
+void LatentStage::multiply(int thread, const std::vector<Linear> &heads, const Inputs &inputs, Source &&source, F &&f) {
+  const int num_tokens = ctx_.input.num_tokens, blocks = (num_tokens + kBlockTokens - 1) / kBlockTokens;
+  const int cols = heads[0].cols, outputs = heads[0].parts[0].matrix->rows, width = ctx_.isa.panel_width;
+  auto multiply_block = [&](Share tokens, int head) {
+    const ActivationSet set = ctx_.products.prepare_own(
+        thread, inputs.prepared[size_t(thread)], cols, tokens.end - tokens.begin, [&](int r) -> const float * {
+          const float *from = source(tokens.begin + r, head);
+          if (cols % kBlock == 0) return from;
+          std::copy_n(from, cols, inputs.padded.row(thread));
+          return inputs.padded.row(thread);
+        });
+    const Linear *next = head + 1 < heads_ ? &heads[size_t(head) + 1] : nullptr;
+    ctx_.products.alone(thread, heads[size_t(head)], set, {0, tokens.end - tokens.begin}, next,
+                        [&](const float *out, size_t stride, Share rows, Share panels) {
+                          const Share columns{panels.begin * width, std::min(panels.end * width, outputs)};
+                          for (int r = rows.begin; r < rows.end; ++r, out += stride) {
+                            f(tokens.begin + r, head, columns, out);
+                          }
+                        });
+  };
+  ctx_.pool.divide(thread, ctx_.pool.team(thread), blocks * heads_, 1, [&](Share part, int) {
+    for (int unit = part.begin; unit < part.end; ++unit) {
+      multiply_block(share_of(num_tokens, unit / heads_, blocks), unit % heads_);
+    }
+  });
 }
 
-void LatentStage::absorb(int thread, const Layer &layer, FloatRows &qkv) {
+void LatentStage::make_queries(int thread, const Layer &layer, const FloatRows &qkv, float factor, FloatRows &out) {
   const Latent &latent = *layer.latent;
-  const int num_tokens = ctx_.input.num_tokens;
+  const int num_tokens = ctx_.input.num_tokens, padded_dim = ctx_.model.padded_dim;
   if (config_.q_rank) {
-    const ActivationSet in = ctx_.products.prepare_shared(thread, q_input_, config_.q_rank, num_tokens, [&](int t) {
-      ctx_.isa.norm_parts(qkv.row(t), latent.q_norm, 0, 1, config_.q_rank, config_.norm_eps, qkv.row(t));
-      return qkv.row(t);
+    const ActivationSet in = ctx_.products.prepare(thread, q_input_, config_.q_rank, num_tokens, [&](int t) {
+      float *normed = q_normed_.row(thread);
+      ctx_.isa.norm_parts(qkv.row(t), latent.q_norm, 0, 1, config_.q_rank, config_.norm_eps, normed);
+      return normed;
     });
     ctx_.products.linear(thread, latent.q_b, in, {0, num_tokens}, queries_.data(), Store::assign, nullptr,
                          ctx_.shrink(thread, {&latent.q_b}, in));
     ctx_.pool.barrier();
   }
   const FloatRows &queries = config_.q_rank ? queries_ : qkv;
-  multiply(thread, latent.k_b, k_input_, nope_, absorbed_, [&](int t, int h) -> const float * {
-    return queries.row(t) + h * config_.query_dim() + config_.rope_dim;
-  });
-}
-
-void LatentStage::query(const float *qkv, int token, int head, RotaryRow rotary, float factor, float *out) const {
-  const float *row = config_.q_rank ? queries_.row(token) : qkv;
-  auto make = [&](int dim, const float *from, RotaryRow of_part, float *to) {
-    ctx_.isa.make_head({dim, from, nullptr, nullptr, nullptr, 0.f, of_part, factor}, to);
+  auto query = [&](int t, int h) { return queries.row(t) + h * config_.query_dim(); };
+  auto make = [&](int dim, const float *from, RotaryRow rotary, float *to) {
+    ctx_.isa.make_head({dim, from, nullptr, nullptr, nullptr, 0.f, rotary, factor}, to);
   };
-  make(config_.rope_dim, row + head * config_.query_dim(), rotary, out);
-  make(config_.kv_rank, absorbed_.row(head * ctx_.input.num_tokens + token), {}, out + config_.rope_dim);
+  multiply(
+      thread, latent.k_b, nope_, [&](int t, int h) { return query(t, h) + config_.rope_dim; },
+      [&](int t, int h, Share columns, const float *product) {
+        float *to = out.row(t) + h * padded_dim;
+        if (columns.begin == 0) make(config_.rope_dim, query(t, h), embedding_.rotary(layer.rope, t), to);
+        make(columns.end - columns.begin, product, {}, to + config_.rope_dim + columns.begin);
+      });
 }
 
 void LatentStage::key(const Layer &layer, const float *qkv, RotaryRow rotary, float *out) const {
@@ -89,16 +110,12 @@ void LatentStage::key(const Layer &layer, const float *qkv, RotaryRow rotary, fl
 }
 
 const FloatRows &LatentStage::expand(int thread, const Layer &layer, const FloatRows &out) {
-  const int num_tokens = ctx_.input.num_tokens, head_dim = config_.rope_dim + config_.kv_rank;
-  multiply(thread, layer.latent->v_b, v_input_, latents_, head_values_, [&](int t, int h) -> const float * {
-    return out.row(t) + h * head_dim + config_.rope_dim;
-  });
-  const Share share = ctx_.token_share(thread);
-  for (int t = share.begin; t < share.end; ++t) {
-    for (int h = 0; h < heads_; ++h) {
-      std::copy_n(head_values_.row(h * num_tokens + t), config_.value_dim, values_.row(t) + h * config_.value_dim);
-    }
-  }
+  const int head_dim = config_.rope_dim + config_.kv_rank;
+  multiply(
+      thread, layer.latent->v_b, latents_, [&](int t, int h) { return out.row(t) + h * head_dim + config_.rope_dim; },
+      [&](int t, int h, Share columns, const float *product) {
+        std::copy_n(product, columns.end - columns.begin, values_.row(t) + h * config_.value_dim + columns.begin);
+      });
   ctx_.pool.barrier();
   return values_;
 }

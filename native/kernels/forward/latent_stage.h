@@ -1,41 +1,45 @@
 // The products of latent attention, around attention over one head: queries times Wk_b before it, outputs times Wv_b
-// after it.
+// after it. The tokens of a block are multiplied by the matrix of a head by one thread, which reads what it prepares.
 #pragma once
 
-#include "kernels/forward/context.h"
+#include "kernels/forward/embedding_stage.h"
 
 namespace foreword::kernels {
 
 class LatentStage {
  public:
-  explicit LatentStage(PassContext &context);
+  LatentStage(PassContext &context, const EmbeddingStage &embedding);
 
   void reserve();
-  // Queries times Wk_b, from the first product of the layer. Ends with a barrier.
-  void absorb(int thread, const Layer &layer, FloatRows &qkv);
-  // A head's query times `factor`, rotated [head_dim]; the row of its token in `qkv`.
-  void query(const float *qkv, int token, int head, RotaryRow rotary, float factor, float *out) const;
+  // Writes the queries of attention [T, heads, padded_dim], from the first product of the layer: of a head the rotated
+  // part, and the other one times Wk_b, both times `factor`.
+  void make_queries(int thread, const Layer &layer, const FloatRows &qkv, float factor, FloatRows &out);
   // The key of a token, normed and rotated [head_dim].
   void key(const Layer &layer, const float *qkv, RotaryRow rotary, float *out) const;
   // The outputs of attention [T, heads, head_dim] times Wv_b: rows [T, heads, value_dim]. Ends with a barrier.
   const FloatRows &expand(int thread, const Layer &layer, const FloatRows &out);
 
  private:
-  // out = the rows source(token, head), those of a head one after the other, times a matrix of each head. Ends with a
-  // barrier. `in`: memory for rows that have to be padded.
-  template <class Source>
-  void multiply(int thread, const std::vector<Linear> &heads, const ActivationBuffer &buffer, FloatRows &in,
-                FloatRows &out, Source &&source);
+  // The memory of a thread: the prepared inputs of a block, and a row with padding.
+  struct Inputs {
+    std::vector<ActivationBuffer> prepared;  // [threads]
+    FloatRows padded;                        // [threads, cols]
+  };
+  // Multiplies the rows source(token, head) by the matrix of the head: f(token, head, columns, out) with outputs of the
+  // product, `out` from the first of `columns` on.
+  template <class Source, class F>
+  void multiply(int thread, const std::vector<Linear> &heads, const Inputs &inputs, Source &&source, F &&f);
 
   PassContext &ctx_;
+  const EmbeddingStage &embedding_;
   const LatentConfig &config_;
   const int heads_;
-  KindSet q_kinds_{}, k_kinds_{}, v_kinds_{};
-  FloatRows queries_;                    // [T, heads, query_dim], of the second product of q
-  FloatRows nope_, absorbed_, latents_;  // [heads, T, nope_dim], [heads, T, kv_rank] of queries and of outputs
-  FloatRows head_values_, values_;       // [heads, T, value_dim] and [T, heads, value_dim]
-  ActivationBuffer k_input_, v_input_;
-  ActivationBuffer q_input_;
+  KindSet q_kinds_{};
+  ProductInput q_input_;
+  FloatRows q_normed_;        // [threads, q_rank]
+  FloatRows queries_;         // [T, heads, query_dim], of the second product of q
+  Inputs nope_, latents_;     // of Wk_b and Wv_b
+  FloatRows values_;          // [T, heads, value_dim]
 };
 
 }  // namespace foreword::kernels

@@ -36,7 +36,7 @@ ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet 
     ctx_.pool.barrier();
     cut_gates(thread, mlp, rows.end - rows.begin);
   } else {
-    ctx_.products.gated(thread, mlp, a, rows, first, lora);
+    ctx_.products.gated(thread, mlp, a, rows, first, mlp.down, lora);
   }
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::gate_up);

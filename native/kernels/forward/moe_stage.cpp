@@ -85,7 +85,7 @@ void MoeStage::reserve() {
   if (max_experts_ == 0) return;
   const int num_tokens = ctx_.input.num_tokens, choices = num_tokens * experts_per_token_;
   const int places = std::min(choices, kMostPlaces);
-  normed_.reserve(num_tokens);
+  if (has_sums_ || scales_inputs_) normed_.reserve(num_tokens);
   if (has_sums_) sums_.reserve(num_tokens);
   router_logits_.reserve(size_t(num_tokens) * size_t(router_stride_));
   shared_gate_.reserve(num_tokens);
@@ -115,7 +115,8 @@ void MoeStage::run(int thread, const Layer &layer) {
       return normed_.row(t);
     });
   };
-  ActivationSet in = normed_with(layer.mlp_norm), shared{};
+  const bool is_read_again = moe.has_own_inputs() || moe.scales_inputs;
+  ActivationSet in = is_read_again ? normed_with(layer.mlp_norm) : ctx_.norm_rows(thread, layer.mlp_norm), shared{};
   if (!moe.experts_norm) start(thread, moe, in);
   if (moe.shared) shared = mlp_.gate_up(thread, *moe.shared, in, tokens);
   if (moe.experts_norm) start(thread, moe, in = normed_with(moe.router_norm));
@@ -138,7 +139,7 @@ void MoeStage::run(int thread, const Layer &layer) {
   if (moe.shared && moe.has_own_inputs()) {
     ctx_.products.linear(thread, moe.shared->down, shared, tokens, ctx_.branch.data(), Store::assign);
   } else if (moe.shared) {
-    ctx_.products.in_columns(thread, moe.shared->down, shared, tokens, [&](const float *out, auto... at) {
+    ctx_.products.in_columns(thread, moe.shared->down, shared, tokens, nullptr, [&](const float *out, auto... at) {
       add_rows(out, at..., sums, nullptr, [&](int t) {
         const float gate = moe.shared_gate.parts.empty() ? 1.f : 1.f / (1.f + std::exp(-shared_gate_.row(t)[0]));
         return std::pair(t, gate);
@@ -201,17 +202,21 @@ void MoeStage::run_places(int thread, const Moe &moe, const ActivationSet &in, S
       return scaled;
     });
   }
-  // Calls f(expert, rows) with the rows of the experts, of which the first of these places has number 0.
+  // Calls f(expert, rows, next) with the rows of the experts, of which the first of these places has number 0, and the
+  // expert that follows, or null.
   auto for_experts = [&](auto &&f) {
-    for (int e = expert; e < int(moe.experts.size()) && places_of(e).begin < places.end; ++e) {
+    for (int e = expert, last = int(moe.experts.size()), next; e < last; e = next) {
+      for (next = e + 1; next < last && places_of(next).begin == places_of(next).end;) ++next;
+      if (next < last && places_of(next).begin >= places.end) next = last;
       const Share own = places_of(e);
       const Share rows{std::max(own.begin, places.begin) - places.begin, std::min(own.end, places.end) - places.begin};
-      if (rows.begin < rows.end) f(moe.experts[size_t(e)], rows);
+      f(moe.experts[size_t(e)], rows, next < last ? &moe.experts[size_t(next)] : nullptr);
     }
   };
-  for_experts([&](const Mlp &mlp, Share rows) {
+  for_experts([&](const Mlp &mlp, Share rows, const Mlp *next) {
     float *out = hidden_.data() + (is_one_row ? size_t(rows.begin) * size_t(mlp.up.stride) : 0);
-    ctx_.products.gated(thread, mlp, inputs, is_one_row ? Share{0, 1} : rows, out);
+    ctx_.products.gated(thread, mlp, inputs, is_one_row ? Share{0, 1} : rows, out,
+                        next ? next->first() : first.down);
   });
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::gate_up);
@@ -219,8 +224,9 @@ void MoeStage::run_places(int thread, const Moe &moe, const ActivationSet &in, S
   const ActivationSet hidden = ctx_.products.prepare_shared(thread, down_, first.down.cols, count, [&](int i) {
     return hidden_.data() + size_t(i) * size_t(first.up.stride);
   });
-  for_experts([&](const Mlp &mlp, Share rows) {
-    ctx_.products.in_columns(thread, mlp.down, hidden, rows, [&](const float *out, auto... at) {
+  for_experts([&](const Mlp &mlp, Share rows, const Mlp *next) {
+    const Linear *following = next ? &next->down : nullptr;
+    ctx_.products.in_columns(thread, mlp.down, hidden, rows, following, [&](const float *out, auto... at) {
       add_rows(out, at..., sums, mlp.down_bias, [&](int row) {
         const int place = places.begin + row;
         return std::pair(token_.data()[place], moe.scales_inputs ? 1.f : weight_.data()[choice_.data()[place]]);

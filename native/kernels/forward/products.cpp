@@ -102,7 +102,7 @@ void Products::panel(int thread, const Linear &l, const ActivationSet &a, int ro
 }
 
 // Both halves of a few panels are computed into scratch memory, then multiplied.
-void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
+void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out, const Linear &next,
                      const LoraStep *lora) const {
   const int group = pool_.team(thread).group, width = isa_.panel_width;
   const PackedMatrix &first = mlp.first().parts[0].matrix[group], &up = mlp.up.parts[0].matrix[group];
@@ -110,14 +110,14 @@ void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share r
   const Scratch &own = scratch_[size_t(thread)];
   for_parts(thread, first, rows, [&](const Part &part) {
     const auto [rows_now, panels, stride, ahead] = part;
-    auto half = [&](const PackedMatrix &matrix, int place, float *to, const uint8_t *next) {
-      const MatrixProduct product = this->product(thread, matrix, a, part, to, next);
+    auto half = [&](const PackedMatrix &matrix, int place, float *to, const uint8_t *following) {
+      const MatrixProduct product = this->product(thread, matrix, a, part, to, following);
       isa_.linear(product);
       if (lora) lora->expand(matrix, place, rows_now, panels.begin, panels.end, product.out, stride);
     };
     if (has_gate) half(first, 0, own.gate.data(), up.panel(panels.begin));
     const int num_rows = rows.end - rows.begin;
-    half(up, has_gate, own.up.data(), ahead >= 0 ? first.panel(ahead) : first_weights(thread, &mlp.down, num_rows));
+    half(up, has_gate, own.up.data(), ahead >= 0 ? first.panel(ahead) : first_weights(thread, &next, num_rows));
     const size_t column = size_t(panels.begin) * size_t(width);
     for (int row = rows_now.begin; row < rows_now.end; ++row) {
       const size_t at = size_t(row - rows_now.begin) * stride;

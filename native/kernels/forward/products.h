@@ -32,7 +32,12 @@ class Products {
   template <class Row>
   ActivationSet prepare(int thread, const ProductInput &input, int cols, int rows, Row &&row) {
     if (rows > ProductInput::kFewRows) return prepare_shared(thread, input.shared, cols, rows, row);
-    const ActivationSet set = input.own[size_t(thread)].view(rows, cols);
+    return prepare_own(thread, input.own[size_t(thread)], cols, rows, row);
+  }
+  // As prepare, by this thread alone.
+  template <class Row>
+  ActivationSet prepare_own(int thread, const ActivationBuffer &buffer, int cols, int rows, Row &&row) const {
+    const ActivationSet set = buffer.view(rows, cols);
     for (int r = 0; r < rows; ++r) prepare_row(thread, set, r, row(r));
     return set;
   }
@@ -59,21 +64,6 @@ class Products {
   ActivationSet prepare_shared(int thread, const ActivationBuffer &buffer, int cols, int rows, Row &&row) {
     return prepare_shared(thread, buffer, cols, rows, row, [](const ActivationSet &, int, const float *) {});
   }
-  // As prepare_shared, `count` groups of `rows` rows one after the other; row r of group g is read from row(r, g).
-  // Those with the same r are prepared together: they are adjacent in memory.
-  template <class Row>
-  ActivationSet prepare_groups(int thread, const ActivationBuffer &buffer, int cols, int rows, int count, Row &&row) {
-    const ActivationSet set = buffer.view(rows * count, cols);
-    pool_.divide(thread, pool_.all(thread), rows * count, 1, [&](Share part, int) {
-      for (int i = part.begin; i < part.end; ++i) {
-        const int r = i / count, g = i % count;
-        prepare_row(thread, set, g * rows + r, row(r, g));
-      }
-    });
-    pool_.barrier();
-    return set;
-  }
-
   // As prepare_shared, with row r the prepared row sources[r] of `from`.
   ActivationSet gather(int thread, const ActivationBuffer &buffer, const ActivationSet &from, int cols, int rows,
                        const int *sources) {
@@ -93,36 +83,35 @@ class Products {
   template <class F>
   void in_parts(int thread, const Linear &l, const ActivationSet &a, Share rows, F &&f) const {
     const PackedMatrix &matrix = l.parts[0].matrix[pool_.team(thread).group];
-    const Scratch &own = scratch_[size_t(thread)];
-    for_parts(thread, matrix, rows, [&](const Part &part) {
-      const uint8_t *next = part.ahead < 0 ? nullptr : matrix.panel(part.ahead);
-      isa_.linear(product(thread, matrix, a, part, own.gate.data(), next));
-      f(own.gate.data(), part.stride, part.rows, part.panels);
-    });
+    for_parts(thread, matrix, rows, [&](const Part &part) { compute(thread, matrix, a, part, nullptr, f); });
   }
 
   // As in_parts, of panels that depend on their number and the thread alone: no other thread gets them, of any product
-  // with as many.
+  // with as many. `next`: such a product that this thread computes after this one; null if unknown.
   template <class F>
-  void in_columns(int thread, const Linear &l, const ActivationSet &a, Share rows, F &&f) const {
+  void in_columns(int thread, const Linear &l, const ActivationSet &a, Share rows, const Linear *next, F &&f) const {
     const PackedMatrix &matrix = l.parts[0].matrix[pool_.team(thread).group];
     const Share all = team_share(matrix.num_panels, pool_, pool_.team(thread).group);
     const int count = all.end - all.begin;
     const Share pairs = member_share((count + 1) / 2, pool_.team(thread));
-    const Scratch &own = scratch_[size_t(thread)];
     const Share panels{all.begin + 2 * pairs.begin, all.begin + std::min(2 * pairs.end, count)};
-    for_blocks(rows, panels, panels.end, [&](const Part &part) {
-      const uint8_t *next = part.ahead < 0 ? nullptr : matrix.panel(part.ahead);
-      isa_.linear(product(thread, matrix, a, part, own.gate.data(), next));
-      f(own.gate.data(), part.stride, part.rows, part.panels);
-    });
+    multiply(thread, matrix, a, rows, panels, next, f);
+  }
+
+  // As in_parts, of all panels of the team, by this thread alone. `next`: the matrix that it probably multiplies after
+  // this one; null if unknown.
+  template <class F>
+  void alone(int thread, const Linear &l, const ActivationSet &a, Share rows, const Linear *next, F &&f) const {
+    const PackedMatrix &matrix = l.parts[0].matrix[pool_.team(thread).group];
+    multiply(thread, matrix, a, rows, team_share(matrix.num_panels, pool_, pool_.team(thread).group), next, f);
   }
 
   // One panel of a row, by this thread alone: out [panel_width].
   void panel(int thread, const Linear &l, const ActivationSet &a, int row, int panel, float *out) const;
 
-  // out = act(a Wgateᵀ + gate_bias) * (a Wupᵀ + up_bias), or without a gate act(a Wupᵀ + up_bias), for `rows`.
-  void gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
+  // out = act(a Wgateᵀ + gate_bias) * (a Wupᵀ + up_bias), or without a gate act(a Wupᵀ + up_bias), for `rows`. `next`:
+  // as in linear.
+  void gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out, const Linear &next,
              const LoraStep *lora = nullptr) const;
 
  private:
@@ -188,6 +177,23 @@ class Products {
                              ptrdiff_t(part.panels.begin) * isa_.panel_width;
     return {matrix, a.of(matrix), part.rows.begin, part.rows.end, part.panels.begin, part.panels.end, to - origin,
             part.stride, Store::assign, next, scratch_[size_t(thread)].linear.data()};
+  }
+
+  // Computes these panels: see in_parts. `next`: a matrix whose panels from the first of these on follow, or null.
+  template <class F>
+  void multiply(int thread, const PackedMatrix &matrix, const ActivationSet &a, Share rows, Share panels,
+                const Linear *next, F &&f) const {
+    const PackedMatrix *after = next ? &next->parts[0].matrix[pool_.team(thread).group] : nullptr;
+    const uint8_t *following = after ? after->panel(panels.begin) : nullptr;
+    for_blocks(rows, panels, panels.end, [&](const Part &part) { compute(thread, matrix, a, part, following, f); });
+  }
+  // Computes a part: see in_parts. `next`: the weights after those of its share.
+  template <class F>
+  void compute(int thread, const PackedMatrix &matrix, const ActivationSet &a, const Part &part, const uint8_t *next,
+               F &&f) const {
+    float *out = scratch_[size_t(thread)].gate.data();
+    isa_.linear(product(thread, matrix, a, part, out, part.ahead < 0 ? next : matrix.panel(part.ahead)));
+    f(out, part.stride, part.rows, part.panels);
   }
 
   int num_panels(const Linear &l, int team) const;
