@@ -22,7 +22,8 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
     layer.o.add_kinds(kinds_);
   }
   for (const HeadShape &shape : ctx_.model.heads) {
-    rows_.push_back({FloatRows(num_heads * shape.padded_dim), FloatRows(num_heads * shape.head_dim)});
+    rows_.push_back({FloatRows(num_heads * shape.padded_dim), FloatRows(num_heads * shape.head_dim),
+                     shape.head_dim < shape.padded_dim});
     const int tile_rows = ctx_.isa.attention_queries(config(shape, {0})) * (num_heads / shape.num_kv_heads);
     partial_stride_ = std::max(partial_stride_, size_t(tile_rows) * size_t(shape.padded_dim + kStateExtra));
     for (Scratch &scratch : scratch_) scratch.key_value.reserve(size_t(3 * shape.padded_dim));
@@ -51,7 +52,7 @@ void AttentionStage::reserve() {
   qkv_.reserve(in.num_tokens);
   for (size_t i = 0; i < rows_.size(); ++i) {
     rows_[i].queries.reserve(in.num_tokens);
-    rows_[i].out.reserve(in.num_tokens);
+    if (rows_[i].is_padded) rows_[i].own_out.reserve(in.num_tokens);
     values = std::max(values, c.num_heads * std::max(ctx_.model.heads[i].head_dim, c.latent.value_dim));
   }
   o_input_.reserve(in.num_tokens, values, ctx_.with_loras(kinds_), ctx_.pool.size());
@@ -61,26 +62,30 @@ void AttentionStage::reserve() {
 
 void AttentionStage::run(int thread, int layer_index) {
   const Layer &layer = ctx_.model.layers[size_t(layer_index)];
-  const Share rows{0, ctx_.input.num_tokens};
-  const ActivationSet in = layer.beside ? ctx_.normed_rows(thread) : ctx_.norm_rows(thread, layer.attn_norm);
-  ctx_.products.linear(thread, layer.qkv, in, rows, qkv_.data(), Store::assign, &layer.o,
-                       ctx_.shrink(thread, {&layer.qkv}, in));
-  ctx_.pool.barrier();
-  ctx_.clock.finish(thread, Stage::qkv);
-
-  if (ctx_.model.config.joint_qk_norm) {
-    norm_jointly(thread, layer);
+  // In these layers the rows of all tokens are read together.
+  const bool is_whole = layer.beside || layer.gated || layer.latent;
+  for (int i = 0, parts = is_whole ? 1 : ctx_.num_parts(); i < parts; ++i) {
+    const Share tokens = is_whole ? Share{0, ctx_.input.num_tokens} : ctx_.part(i);
+    const ActivationSet in = layer.beside ? ctx_.normed_rows(thread) : ctx_.norm_rows(thread, layer.attn_norm, tokens);
+    ctx_.products.linear(thread, layer.qkv, in, {0, tokens.end - tokens.begin}, qkv_.data(), Store::assign,
+                         i + 1 < parts ? &layer.qkv : &layer.o, ctx_.shrink(thread, {&layer.qkv}, in));
     ctx_.pool.barrier();
+    ctx_.clock.finish(thread, Stage::qkv);
+
+    if (ctx_.model.config.joint_qk_norm) {
+      norm_jointly(thread, layer, tokens);
+      ctx_.pool.barrier();
+    }
+    if (layer.latent) {
+      latent_.make_queries(thread, layer, qkv_, ctx_.model.config.query_scale * kLog2E,
+                           rows_[size_t(layer.heads)].queries);
+      store_latent(thread, layer);
+    } else {
+      rotate_and_store(thread, layer, tokens);
+    }
+    ctx_.pool.barrier();
+    ctx_.clock.finish(thread, Stage::rope);
   }
-  if (layer.latent) {
-    latent_.make_queries(thread, layer, qkv_, ctx_.model.config.query_scale * kLog2E,
-                         rows_[size_t(layer.heads)].queries);
-    store_latent(thread, layer);
-  } else {
-    rotate_and_store(thread, layer);
-  }
-  ctx_.pool.barrier();
-  ctx_.clock.finish(thread, Stage::rope);
 
   attend(thread, layer, next_tasks_[size_t(layer_index * ctx_.pool.num_teams() + ctx_.pool.team(thread).group)]);
   ctx_.pool.barrier();
@@ -90,12 +95,10 @@ void AttentionStage::run(int thread, int layer_index) {
   }
   ctx_.clock.finish(thread, Stage::attention);
 
-  const FloatRows &out = rows_[size_t(layer.heads)].out;
+  const FloatRows &out = rows_[size_t(layer.heads)].out();
   const FloatRows &values = layer.latent ? latent_.expand(thread, layer, out) : out;
-  const ActivationSet heads =
-      ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return values.row(t); });
-  ctx_.add_product(thread, layer.o, heads, layer.o_bias, layer.post_attn_norm,
-                   layer.mlp ? &layer.mlp->first() : nullptr);
+  const Linear *next = layer.mlp ? &layer.mlp->first() : nullptr;
+  ctx_.add_product(thread, layer.o, o_input_, values, layer.o_bias, layer.post_attn_norm, next);
   ctx_.clock.finish(thread, Stage::o);
 }
 
@@ -103,13 +106,13 @@ Share AttentionStage::heads_of(int thread, const HeadShape &shape) const {
   return team_share(shape.num_kv_heads, ctx_.pool, ctx_.pool.team(thread).group);
 }
 
-// The queries of this thread's tokens after the norm of all heads together, and the keys.
-void AttentionStage::norm_jointly(int thread, const Layer &layer) {
+// The queries after the norm of all heads together, and the keys, of this thread's share.
+void AttentionStage::norm_jointly(int thread, const Layer &layer, Share tokens) {
   const ModelConfig &c = ctx_.model.config;
   const HeadShape &shape = ctx_.model.heads_of(layer);
-  const Share share = ctx_.token_share(thread);
-  for (int t = share.begin; t < share.end; ++t) {
-    float *queries = qkv_row(layer, t);
+  const Share share = share_of(tokens.end - tokens.begin, thread, ctx_.pool.size());
+  for (int r = share.begin; r < share.end; ++r) {
+    float *queries = qkv_row(layer, r);
     ctx_.isa.norm_parts(queries, layer.q_norm, 0, 1, c.num_heads * shape.head_dim, layer.qk_eps, queries);
     if (!layer.writes) continue;
     float *keys = queries + layer.qkv.parts[1].offset;
@@ -118,7 +121,7 @@ void AttentionStage::norm_jointly(int thread, const Layer &layer) {
 }
 
 // Heads from their projections: queries, and keys and values, which are written to the cache.
-void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
+void AttentionStage::rotate_and_store(int thread, const Layer &layer, Share tokens) {
   const ModelConfig &c = ctx_.model.config;
   const HeadShape &shape = ctx_.model.heads_of(layer);
   const FloatRows &queries = rows_[size_t(layer.heads)].queries;
@@ -141,8 +144,8 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
   };
 
   auto store = [&](int unit) {
-    const int token = unit / num_units, nth = unit % num_units;
-    const float *row = qkv_row(layer, token);
+    const int token = tokens.begin + unit / num_units, nth = unit % num_units;
+    const float *row = qkv_row(layer, token - tokens.begin);
     const RotaryRow rotary = embedding_.rotary(layer.rope, token);
     if (nth < num_heads) {
       const int head = heads.begin * per_key + nth;
@@ -157,7 +160,8 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
          1.f, c.norm_eps);
     ctx_.isa.store_kv(kv, slots[token], kv_head, key, value, scratch);
   };
-  ctx_.pool.divide(thread, ctx_.pool.team(thread), ctx_.input.num_tokens * num_units, 1, [&](Share part, int) {
+  const int num_tokens = tokens.end - tokens.begin;
+  ctx_.pool.divide(thread, ctx_.pool.team(thread), num_tokens * num_units, 1, [&](Share part, int) {
     for (int unit = part.begin; unit < part.end; ++unit) store(unit);
   });
 }
@@ -190,7 +194,7 @@ AttentionConfig AttentionStage::config(const HeadShape &shape, AttentionWindow w
 // The outputs of this thread's tokens times their gate.
 void AttentionStage::apply_gate(int thread, const Layer &layer) {
   const Share share = ctx_.token_share(thread);
-  const FloatRows &out = rows_[size_t(layer.heads)].out;
+  const FloatRows &out = rows_[size_t(layer.heads)].out();
   for (int t = share.begin; t < share.end; ++t) {
     const float *gate = qkv_row(layer, t) + layer.qkv.parts.back().offset;
     ctx_.isa.gate_mul(Gate::sigmoid, gate, out.row(t), size_t(out.stride()), out.row(t));
@@ -208,8 +212,8 @@ AttentionTile AttentionStage::tile_of(const Layer &layer, const AttentionTask &t
   tile.block_table = blocks_of(layer, task);
   tile.key_begin = task.key_begin;
   tile.key_end = task.key_end;
-  tile.out = rows.out.row(task.first_token);
-  tile.out_stride = size_t(rows.out.stride());
+  tile.out = rows.out().row(task.first_token);
+  tile.out_stride = size_t(rows.out().stride());
   if (task.partial >= 0) {
     const int num_kv_heads = plans_[size_t(layer.group)].num_kv_heads;
     tile.partial = partials_.data() + size_t(task.partial * num_kv_heads + kv_head) * partial_stride_;

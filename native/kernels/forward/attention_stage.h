@@ -25,18 +25,21 @@ class AttentionStage {
     Buffer<float> key_value;  // key, value, and the scratch memory of store_kv: [3, padded_dim]
   };
   // The rows of layers with heads of one shape. [T, …]: all heads side by side; queries padded to padded_dim, scaled.
+  // Outputs are written over the queries, unless these have padding.
   struct Rows {
-    FloatRows queries, out;
+    FloatRows queries, own_out;
+    bool is_padded;
+
+    const FloatRows &out() const { return is_padded ? own_out : queries; }
   };
 
-  void norm_jointly(int thread, const Layer &layer);
-  void rotate_and_store(int thread, const Layer &layer);
+  // Row 0 of qkv_ is that of the first of these tokens.
+  void norm_jointly(int thread, const Layer &layer, Share tokens);
+  void rotate_and_store(int thread, const Layer &layer, Share tokens);
   void store_latent(int thread, const Layer &layer);
   // The KV heads of this thread's team, whose keys and values it writes and reads.
   Share heads_of(int thread, const HeadShape &shape) const;
-  float *qkv_row(const Layer &layer, int token) const {
-    return qkv_.data() + int64_t(token) * layer.qkv.stride;
-  }
+  float *qkv_row(const Layer &layer, int row) const { return qkv_.data() + int64_t(row) * layer.qkv.stride; }
   void attend(int thread, const Layer &layer, std::atomic<int> &next_task);
   void apply_gate(int thread, const Layer &layer);
   AttentionConfig config(const HeadShape &shape, AttentionWindow window, Vector sinks = nullptr) const;
@@ -54,7 +57,7 @@ class AttentionStage {
   std::vector<std::atomic<int>> next_tasks_;  // by layer and team
   std::vector<Scratch> scratch_;              // [num_threads]
   KindSet kinds_{};                           // the kinds of `o_input_`
-  FloatRows qkv_;                             // [T, …]: the first product of a layer, whose rows are as long as its own
+  FloatRows qkv_;                             // the first product of a layer, whose rows are as long as its own
   std::vector<Rows> rows_;                    // by shape of heads
   ProductInput o_input_;
   size_t partial_stride_ = 0;

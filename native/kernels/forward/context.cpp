@@ -51,6 +51,23 @@ void PassContext::reserve() {
   normed.reserve(input.num_tokens, model.config.hidden_size, with_loras(kinds_), pool.size());
 }
 
+ActivationSet PassContext::norm_rows(int thread, const Norm &norm, Share tokens) {
+  return products.prepare(thread, normed, model.config.hidden_size, tokens.end - tokens.begin,
+                          [&](int r) { return norm_row(thread, x.row(tokens.begin + r), norm); });
+}
+
+void PassContext::add_product(int thread, const Linear &l, const ProductInput &input, const FloatRows &a, Vector bias,
+                              const Norm &norm, const Linear *next) {
+  for (int i = 0, parts = num_parts(); i < parts; ++i) {
+    const Share tokens = part(i);
+    if (i > 0) pool.barrier();  // the part before was multiplied
+    const ActivationSet set = products.prepare(thread, input, l.cols, tokens.end - tokens.begin,
+                                               [&](int r) { return a.row(tokens.begin + r); });
+    multiply(thread, l, set, tokens, norm, i + 1 < parts ? &l : next);
+  }
+  finish_product(thread, bias, norm);
+}
+
 void PassContext::multiply(int thread, const Linear &l, const ActivationSet &a, Share rows, const Norm &norm,
                            const Linear *next) {
   const bool branches = has_branch(norm);

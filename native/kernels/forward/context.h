@@ -37,11 +37,14 @@ class PassContext {
 
   void reserve();
 
-  // The rows of x after the norm `weight`, as input of the products that follow.
-  ActivationSet norm_rows(int thread, const Norm &norm) {
-    return products.prepare(thread, normed, model.config.hidden_size, input.num_tokens,
-                            [&](int t) { return norm_row(thread, x.row(t), norm); });
-  }
+  // Parts of the tokens, for stages whose numbers of a part stay in the caches until they are read, and take as much
+  // memory with more tokens. Adapters are shrunk for all tokens at once.
+  int num_parts() const { return has_loras() ? 1 : (input.num_tokens + kPartTokens - 1) / kPartTokens; }
+  Share part(int index) const { return share_of(input.num_tokens, index, num_parts()); }
+
+  // The rows of x after a norm, as input of the products that follow: row 0 is the first of `tokens`.
+  ActivationSet norm_rows(int thread, const Norm &norm, Share tokens);
+  ActivationSet norm_rows(int thread, const Norm &norm) { return norm_rows(thread, norm, {0, input.num_tokens}); }
   // The inputs that the last call of norm_rows prepared.
   ActivationSet normed_rows(int thread) const {
     return products.prepared(thread, normed, model.config.hidden_size, input.num_tokens);
@@ -75,12 +78,10 @@ class PassContext {
     return &lora_;
   }
 
-  // x += scale norm(a Wᵀ + bias), with or without a norm and a bias. Ends with a barrier.
-  void add_product(int thread, const Linear &l, const ActivationSet &a, Vector bias, const Norm &norm,
-                   const Linear *next) {
-    multiply(thread, l, a, {0, input.num_tokens}, norm, next);
-    finish_product(thread, bias, norm);
-  }
+  // x += scale norm(a Wᵀ + bias), with or without a norm and a bias. `input`: memory for prepared rows of `a`. Ends
+  // with a barrier.
+  void add_product(int thread, const Linear &l, const ProductInput &input, const FloatRows &a, Vector bias,
+                   const Norm &norm, const Linear *next);
   // Compute a product in two parts: first for the tokens `rows`, the first rows of `a`; then, once for all, the rest.
   void multiply(int thread, const Linear &l, const ActivationSet &a, Share rows, const Norm &norm, const Linear *next);
   void finish_product(int thread, Vector bias, const Norm &norm);
@@ -102,6 +103,8 @@ class PassContext {
   StageClock clock;
 
  private:
+  static constexpr int kPartTokens = 512;
+
   // Adds `bias` to this thread's rows.
   void add_bias(int thread, Vector bias, FloatRows &rows) const;
 

@@ -47,24 +47,32 @@ void LatentStage::reserve() {
   values_.reserve(num_tokens);
 }
 
-template <class Source, class F>
-void LatentStage::multiply(int thread, const std::vector<Linear> &heads, const Inputs &inputs, Source &&source, F &&f) {
+void LatentStage::multiply(int thread, const std::vector<Linear> &heads, const Inputs &inputs, HeadRows from,
+                           HeadRows to, float factor, const Layer *rotated) {
   const int num_tokens = ctx_.input.num_tokens, blocks = (num_tokens + kBlockTokens - 1) / kBlockTokens;
   const int cols = heads[0].cols, outputs = heads[0].parts[0].matrix->rows, width = ctx_.isa.panel_width;
+  auto make = [&](int dim, const float *source, RotaryRow rotary, float *out) {
+    ctx_.isa.make_head({dim, source, nullptr, nullptr, nullptr, 0.f, rotary, factor}, out);
+  };
   auto multiply_block = [&](Share tokens, int head) {
     const ActivationSet set = ctx_.products.prepare_own(
         thread, inputs.prepared[size_t(thread)], cols, tokens.end - tokens.begin, [&](int r) -> const float * {
-          const float *from = source(tokens.begin + r, head);
-          if (cols % kBlock == 0) return from;
-          std::copy_n(from, cols, inputs.padded.row(thread));
+          const float *source = from.at(tokens.begin + r, head);
+          if (cols % kBlock == 0) return source;
+          std::copy_n(source, cols, inputs.padded.row(thread));
           return inputs.padded.row(thread);
         });
     const Linear *next = head + 1 < heads_ ? &heads[size_t(head) + 1] : nullptr;
     ctx_.products.alone(thread, heads[size_t(head)], set, {0, tokens.end - tokens.begin}, next,
                         [&](const float *out, size_t stride, Share rows, Share panels) {
-                          const Share columns{panels.begin * width, std::min(panels.end * width, outputs)};
+                          const int first = panels.begin * width, end = std::min(panels.end * width, outputs);
                           for (int r = rows.begin; r < rows.end; ++r, out += stride) {
-                            f(tokens.begin + r, head, columns, out);
+                            const int t = tokens.begin + r;
+                            make(end - first, out, {}, to.at(t, head) + first);
+                            if (!rotated || first > 0) continue;
+                            const int dim = config_.rope_dim;
+                            make(dim, from.at(t, head) - dim, embedding_.rotary(rotated->rope, t),
+                                 to.at(t, head) - dim);
                           }
                         });
   };
@@ -88,18 +96,10 @@ void LatentStage::make_queries(int thread, const Layer &layer, const FloatRows &
                          ctx_.shrink(thread, {&latent.q_b}, in));
     ctx_.pool.barrier();
   }
+  const int rope_dim = config_.rope_dim;
   const FloatRows &queries = config_.q_rank ? queries_ : qkv;
-  auto query = [&](int t, int h) { return queries.row(t) + h * config_.query_dim(); };
-  auto make = [&](int dim, const float *from, RotaryRow rotary, float *to) {
-    ctx_.isa.make_head({dim, from, nullptr, nullptr, nullptr, 0.f, rotary, factor}, to);
-  };
-  multiply(
-      thread, latent.k_b, nope_, [&](int t, int h) { return query(t, h) + config_.rope_dim; },
-      [&](int t, int h, Share columns, const float *product) {
-        float *to = out.row(t) + h * padded_dim;
-        if (columns.begin == 0) make(config_.rope_dim, query(t, h), embedding_.rotary(layer.rope, t), to);
-        make(columns.end - columns.begin, product, {}, to + config_.rope_dim + columns.begin);
-      });
+  multiply(thread, latent.k_b, nope_, {queries, config_.query_dim(), rope_dim}, {out, padded_dim, rope_dim}, factor,
+           &layer);
 }
 
 void LatentStage::key(const Layer &layer, const float *qkv, RotaryRow rotary, float *out) const {
@@ -111,11 +111,8 @@ void LatentStage::key(const Layer &layer, const float *qkv, RotaryRow rotary, fl
 
 const FloatRows &LatentStage::expand(int thread, const Layer &layer, const FloatRows &out) {
   const int head_dim = config_.rope_dim + config_.kv_rank;
-  multiply(
-      thread, layer.latent->v_b, latents_, [&](int t, int h) { return out.row(t) + h * head_dim + config_.rope_dim; },
-      [&](int t, int h, Share columns, const float *product) {
-        std::copy_n(product, columns.end - columns.begin, values_.row(t) + h * config_.value_dim + columns.begin);
-      });
+  multiply(thread, layer.latent->v_b, latents_, {out, head_dim, config_.rope_dim}, {values_, config_.value_dim, 0}, 1.f,
+           nullptr);
   ctx_.pool.barrier();
   return values_;
 }

@@ -25,10 +25,17 @@ class LatentStage {
     std::vector<ActivationBuffer> prepared;  // [threads]
     FloatRows padded;                        // [threads, cols]
   };
-  // Multiplies the rows source(token, head) by the matrix of the head: f(token, head, columns, out) with outputs of the
-  // product, `out` from the first of `columns` on.
-  template <class Source, class F>
-  void multiply(int thread, const std::vector<Linear> &heads, const Inputs &inputs, Source &&source, F &&f);
+  // Parts of rows, [T, heads, …]: from `offset` of a head on.
+  struct HeadRows {
+    const FloatRows &rows;
+    int head_stride, offset;
+
+    float *at(int token, int head) const { return rows.row(token) + head * head_stride + offset; }
+  };
+  // to = `factor` times the product of `from` and the matrix of the head. `rotated`: the layer, if the parts before
+  // `from` are rotated to those before `to`, times `factor`; else null.
+  void multiply(int thread, const std::vector<Linear> &heads, const Inputs &inputs, HeadRows from, HeadRows to,
+                float factor, const Layer *rotated);
 
   PassContext &ctx_;
   const EmbeddingStage &embedding_;

@@ -4,12 +4,6 @@
 #include <cmath>
 
 namespace foreword::kernels {
-namespace {
-
-constexpr int kMostRows = 512;  // the hidden numbers of so many stay in the caches until they are multiplied
-
-}  // namespace
-
 MlpStage::MlpStage(PassContext &context) : ctx_(context) {
   for (const Layer &layer : context.model.layers) {
     const Mlp *mlp = layer.moe ? layer.moe->shared.get() : layer.mlp.get();
@@ -26,21 +20,21 @@ void MlpStage::reserve() {
   down_.reserve(num_tokens, hidden_cols_, ctx_.with_loras(kinds_), ctx_.pool.size());
 }
 
-ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet &a, Share rows) {
+ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet &a, int count) {
   const bool has_cutoff = !mlp.both.parts.empty();
   const ptrdiff_t stride = has_cutoff ? mlp.both.stride : mlp.up.stride;
-  float *first = hidden_.data() - rows.begin * stride;  // products address outputs from row 0
+  const Share rows{0, count};
   const LoraStep *lora = ctx_.shrink(thread, {&mlp.gate, &mlp.up}, a);
   if (has_cutoff) {
-    ctx_.products.linear(thread, mlp.both, a, rows, first, Store::assign, &mlp.down, lora);
+    ctx_.products.linear(thread, mlp.both, a, rows, hidden_.data(), Store::assign, &mlp.down, lora);
     ctx_.pool.barrier();
-    cut_gates(thread, mlp, rows.end - rows.begin);
+    cut_gates(thread, mlp, count);
   } else {
-    ctx_.products.gated(thread, mlp, a, rows, first, mlp.down, lora);
+    ctx_.products.gated(thread, mlp, a, rows, hidden_.data(), mlp.down, lora);
   }
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::gate_up);
-  return ctx_.products.prepare(thread, down_, mlp.down.cols, rows.end - rows.begin,
+  return ctx_.products.prepare(thread, down_, mlp.down.cols, count,
                                [&](int r) { return hidden_.data() + r * stride; });
 }
 
@@ -59,17 +53,14 @@ void MlpStage::cut_gates(int thread, const Mlp &mlp, int count) {
   }
 }
 
-// Adapters are shrunk for all tokens at once.
 void MlpStage::run(int thread, const Layer &layer, const Linear &next) {
   const Mlp &mlp = *layer.mlp;
-  const int num_tokens = ctx_.input.num_tokens;
-  const int parts = ctx_.has_loras() ? 1 : (num_tokens + kMostRows - 1) / kMostRows;
-  const ActivationSet in = ctx_.norm_rows(thread, layer.mlp_norm);
-  for (int part = 0; part < parts; ++part) {
-    const Share rows = share_of(num_tokens, part, parts);
+  for (int part = 0, parts = ctx_.num_parts(); part < parts; ++part) {
+    const Share tokens = ctx_.part(part);
     const bool last = part + 1 == parts;
-    const ActivationSet hidden = gate_up(thread, mlp, in, rows);
-    ctx_.multiply(thread, mlp.down, hidden, rows, layer.post_mlp_norm, last ? &next : &mlp.first());
+    const ActivationSet in = ctx_.norm_rows(thread, layer.mlp_norm, tokens);
+    const ActivationSet hidden = gate_up(thread, mlp, in, tokens.end - tokens.begin);
+    ctx_.multiply(thread, mlp.down, hidden, tokens, layer.post_mlp_norm, last ? &next : &mlp.first());
     if (!last) ctx_.clock.finish(thread, Stage::down);
   }
   ctx_.finish_product(thread, mlp.down_bias, layer.post_mlp_norm);

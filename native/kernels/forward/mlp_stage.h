@@ -14,9 +14,8 @@ class MlpStage {
   // Wdownᵀ + down_bias. Ends with a barrier. `next`: the product that follows.
   void run(int thread, const Layer &layer, const Linear &next);
 
-  // act(a Wgateᵀ) * (a Wupᵀ), or act(a Wupᵀ + up_bias), of the tokens `rows`, prepared as the first rows of the
-  // input of `down`.
-  ActivationSet gate_up(int thread, const Mlp &mlp, const ActivationSet &a, Share rows);
+  // act(a Wgateᵀ) * (a Wupᵀ), or act(a Wupᵀ + up_bias), of `count` rows, prepared as the input of `down`.
+  ActivationSet gate_up(int thread, const Mlp &mlp, const ActivationSet &a, int count);
 
  private:
   void cut_gates(int thread, const Mlp &mlp, int count);

@@ -118,7 +118,7 @@ void MoeStage::run(int thread, const Layer &layer) {
   const bool is_read_again = moe.has_own_inputs() || moe.scales_inputs;
   ActivationSet in = is_read_again ? normed_with(layer.mlp_norm) : ctx_.norm_rows(thread, layer.mlp_norm), shared{};
   if (!moe.experts_norm) start(thread, moe, in);
-  if (moe.shared) shared = mlp_.gate_up(thread, *moe.shared, in, tokens);
+  if (moe.shared) shared = mlp_.gate_up(thread, *moe.shared, in, tokens.end);
   if (moe.experts_norm) start(thread, moe, in = normed_with(moe.router_norm));
   if (moe.experts_norm || !moe.shared) ctx_.pool.barrier();
   const FloatRows &sums = moe.has_own_inputs() ? sums_ : ctx_.has_branch(layer.post_mlp_norm) ? ctx_.branch : ctx_.x;

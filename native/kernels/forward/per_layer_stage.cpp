@@ -60,7 +60,8 @@ void PerLayerStage::run(int thread, int layer_index, const Linear &next) {
       for (int i = 0; i < size; ++i) product[i] *= inputs[i];
       return product;
     });
-    ctx_.add_product(thread, own.out, set, nullptr, own.norm, &next);
+    ctx_.multiply(thread, own.out, set, {0, num_tokens}, own.norm, &next);
+    ctx_.finish_product(thread, nullptr, own.norm);
   }
   if (layer.scale != 1.f) {
     const Share share = ctx_.token_share(thread);

@@ -62,9 +62,8 @@ void RecurrentStage::run(int thread, const Layer &layer) {
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::attention);
 
-  const ActivationSet out =
-      ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return out_.row(t); });
-  ctx_.add_product(thread, layer.o, out, nullptr, layer.post_attn_norm, layer.mlp ? &layer.mlp->first() : nullptr);
+  const Linear *next = layer.mlp ? &layer.mlp->first() : nullptr;
+  ctx_.add_product(thread, layer.o, o_input_, out_, nullptr, layer.post_attn_norm, next);
   ctx_.clock.finish(thread, Stage::o);
 }
 
