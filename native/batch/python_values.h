@@ -4,6 +4,7 @@
 
 #include <Python.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -23,6 +24,7 @@ using Items = PyObject *;  // a sequence, for `at`
 inline Items items(PyObject *o) { return o; }
 inline PyObject *at(Items o, Py_ssize_t i) { return item(o, i); }
 inline bool small_int(PyObject *, int32_t &) { return false; }
+inline bool small_ints(Items, Py_ssize_t, Py_ssize_t, int32_t *) { return false; }
 inline bool same_characters(PyObject *a, PyObject *b) { return PyUnicode_Compare(a, b) == 0; }
 
 #else
@@ -44,6 +46,24 @@ inline bool small_int(PyObject *o, int32_t &out) {
   out = int32_t(digits) * int32_t(reinterpret_cast<PyLongObject *>(o)->ob_digit[0]);
 #endif
   return true;
+}
+
+// Copies the ints `first` … `first + n − 1`, which are positive and have one digit, as token ids do. Returns false, with
+// `out` undefined, for any other object. One branch per int instead of two makes the reading of a prompt a tenth faster.
+inline bool small_ints(Items values, Py_ssize_t first, Py_ssize_t n, int32_t *out) {
+  size_t others = 0;
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    if (!PyLong_CheckExact(values[first + i])) return false;
+    const auto *o = reinterpret_cast<const PyLongObject *>(values[first + i]);
+#if PY_VERSION_HEX >= 0x030C0000
+    others |= o->long_value.lv_tag ^ (1 << 3);
+    out[i] = int32_t(o->long_value.ob_digit[0]);
+#else
+    others |= size_t(Py_SIZE(o)) ^ 1;
+    out[i] = int32_t(o->ob_digit[0]);
+#endif
+  }
+  return !others;
 }
 
 inline bool same_characters(PyObject *a, PyObject *b) {
@@ -70,10 +90,15 @@ inline bool as_int32(PyObject *o, int32_t &out) {
 
 // Copies the ints of a list or tuple to `out`, which has room for them. Returns false if one does not fit int32.
 [[gnu::noinline]] inline bool read_int32s(PyObject *o, int32_t *out) {
+  constexpr Py_ssize_t piece = 64;  // a piece with another int, such as 0, is read one by one
   const Items values = items(o);
   const Py_ssize_t n = length(o);
-  for (Py_ssize_t i = 0; i < n; ++i)
-    if (!as_int32(at(values, i), out[i])) return false;
+  for (Py_ssize_t first = 0; first < n; first += piece) {
+    const Py_ssize_t end = std::min(first + piece, n);
+    if (small_ints(values, first, end - first, out + first)) continue;
+    for (Py_ssize_t i = first; i < end; ++i)
+      if (!as_int32(at(values, i), out[i])) return false;
+  }
   return true;
 }
 

@@ -586,6 +586,27 @@ def test_parameters_read_in_native_code_are_those_read_in_python(monkeypatch):
         assert columns[0] == columns[1]
 
 
+@pytest.mark.parametrize("place", [0, 63, 64, 150])
+@pytest.mark.parametrize("odd", [0, 255, 2**30, 2**31 - 2, True, -1, -(2**40), 2**64, 1.5, "x", None, object()])
+def test_tokens_of_a_long_prompt_are_read_in_native_code_as_in_python(odd, place, monkeypatch):
+    prompt: list = np.random.default_rng(place).integers(1, 2**31 - 1, 151).tolist()
+    prompt[:70] = [t % 1000 for t in prompt[:70]]  # of one digit
+    prompt[place] = odd
+    found = []
+    for front in (vllm_front.native_core, lambda *_: None):
+        with monkeypatch.context() as patch:
+            patch.setattr(vllm_front, "native_core", front)
+            states, _ = states_and_buffers(KVGroup(256), rows=1, length=256, vocab_size=2**31 - 1, tokens=256)
+            try:
+                apply(states, output([new_data("a", prompt, ([1],))]))
+                found.append(states.token_ids[0, :151].tolist())
+            except RequestError as error:
+                found.append(str(error))
+    assert found[0] == found[1]
+    if type(odd) is int and odd >= 0 and odd < 2**31:
+        assert found[0] == prompt
+
+
 def test_ids_kept_by_the_states_are_the_schedulers_own_objects():
     states, _ = make()
     rid = "".join(["re", "quest"])
