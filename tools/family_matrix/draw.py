@@ -40,7 +40,7 @@ CHOICES: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("norm_topk_prob", "attention_out_bias", "use_bias", "use_qkv_bias", "qkv_bias"), (True, False)),
     **dict.fromkeys(("use_qk_norm", "mamba_conv_bias", "conv_bias", "use_sliding_window"), (True, False)),
     **dict.fromkeys(("qk_layernorm", "use_parallel_residual", "use_post_norm", "use_conv_bias"), (True, False)),
-    **dict.fromkeys(("mamba_rms_norm", "mamba_norm_before_gate", "use_expert_bias", "rope_interleave"), (True, False)),
+    **dict.fromkeys(("mamba_rms_norm", "mamba_norm_before_gate", "use_expert_bias"), (True, False)),
     **dict.fromkeys(("altup_correct_scale", "attention_k_eq_v", "attn_temperature_tuning"), (True, False)),
     **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier", "key_multiplier"), (1.0, 0.6, 1.7)),
     **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier", "lm_head_multiplier"), (1.0, 0.5, 1.4)),
@@ -53,6 +53,7 @@ CHOICES: Mapping[str, Sequence[object]] = {
 """Values of keys, of which each is drawn half of the time. Keys with null keep it."""
 RARE: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"), (True, False)),
+    "rope_interleave": (True, False),
     **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu", "gelu_pytorch_tanh", "gelu", "relu")),
     "position_embedding_type": ("rope", None),
 }
@@ -78,7 +79,7 @@ def drawn(config: Config, seed: int) -> Config:
         return values[int(rng.integers(len(values)))]
 
     found = dict(config)
-    for choices, share in ((CHOICES, 0.5), (RARE, 0.15)):
+    for choices, share in ((CHOICES, 0.5), (RARE, 0.05)):
         for key, values in choices.items():
             if isinstance(found.get(key), bool | int | float | str) and rng.random() < share:
                 found[key] = pick(values)
