@@ -189,7 +189,6 @@ _TOLD_BY_TENSORS = {
     "use_qkv_bias": "blk.0.attn_q.bias",
     "use_qk_norm": "blk.0.attn_q_norm.weight",
     "attention_out_bias": "blk.0.attn_output.bias",
-    "mlp_bias": "blk.0.ffn_up.bias",
     "mamba_rms_norm": "blk.0.ssm_norm.weight",
 }
 """Keys that GGUF files do not have: whether the model has this tensor."""
