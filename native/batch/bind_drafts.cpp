@@ -51,8 +51,9 @@ class DraftPolicy {
     return false;
   }
 
-  // Replaces the drafts that are not worth verifying by −1. Returns whether any is left.
-  bool choose(nb::handle in_rows, nb::handle in_drafts, nb::handle in_kinds) {
+  // Replaces the drafts that are not worth verifying by −1. credit: what they may cost, in steps without drafts.
+  // Returns whether any is left.
+  bool choose(nb::handle in_rows, nb::handle in_drafts, nb::handle in_kinds, double credit) {
     Ints rows;
     if (!rows.read(in_rows) || rows.ndim != 1) throw nb::type_error("expected int32 rows [n]");
     const int64_t n = rows.size;
@@ -74,7 +75,7 @@ class DraftPolicy {
       yielded += gains_[size_t(k - 1)].first;
       const double cost =
           std::exp(std::max(log_cost_[n + k] - log_cost_[n], 0.)) + relative_cost_ * double(k) / double(n);
-      if (yielded / cost > best) best = yielded / cost, chosen = k;
+      if (cost - 1. <= credit && yielded / cost > best) best = yielded / cost, chosen = k;
     }
     if (best < worth_ * double(n)) chosen = 0;
     for (int64_t i = 0; i < n; ++i) lengths_[rows.data[i]] = 0;
@@ -167,8 +168,10 @@ void bind_drafts(nb::module_ &m) {
       .def("can_gain", &DraftPolicy::can_gain, "num_rows"_a,
            "Return whether drafts in a step of so many rows would be worth verifying if all of them were right.")
       .def("choose", &DraftPolicy::choose,
-           nb::sig("def choose(self, rows: " PY_I32 ", drafts: " PY_I32 ", kinds: " PY_I32 ", /) -> bool"),
-           "Replace the drafts [n, width] of rows [n] that are not worth verifying by -1. Return whether any is left.")
+           nb::sig("def choose(self, rows: " PY_I32 ", drafts: " PY_I32 ", kinds: " PY_I32
+                   ", credit: float, /) -> bool"),
+           "Replace the drafts [n, width] of rows [n] that are not worth verifying, or that could cost more than the\n"
+           "credit, by -1. Return whether any is left.")
       .def("judge", &DraftPolicy::judge, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
            nb::sig("def judge(self, rows: " PY_I32 ", sampled: " PY_I32 ", drafts: " PY_I32 " | None, guess: " PY_I32
                    ", kind: " PY_I32 ", /) -> tuple[int, int, int, int, int]"),

@@ -48,8 +48,8 @@ inline bool small_int(PyObject *o, int32_t &out) {
   return true;
 }
 
-// Copies the ints `first` … `first + n − 1`, which are positive and have one digit, as token ids do. Returns false, with
-// `out` undefined, for any other object. One branch per int instead of two makes the reading of a prompt a tenth faster.
+// Copies the ints `first` … `first + n − 1`, which are positive and have one digit, as token ids do. Returns false,
+// with `out` undefined, for any other object. One branch per int instead of two makes reading a prompt a tenth faster.
 inline bool small_ints(Items values, Py_ssize_t first, Py_ssize_t n, int32_t *out) {
   size_t others = 0;
   for (Py_ssize_t i = 0; i < n; ++i) {

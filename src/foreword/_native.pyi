@@ -138,8 +138,9 @@ class DraftPolicy:
     def can_gain(self, num_rows: int) -> bool:
         """Return whether drafts in a step of so many rows would be worth verifying if all of them were right."""
 
-    def choose(self, rows: I32, drafts: I32, kinds: I32, /) -> bool:
-        """Replace the drafts [n, width] of rows [n] that are not worth verifying by -1. Return whether any is left."""
+    def choose(self, rows: I32, drafts: I32, kinds: I32, credit: float, /) -> bool:
+        """Replace the drafts [n, width] of rows [n] that are not worth verifying, or that could cost more than the
+        credit, by -1. Return whether any is left."""
 
     def judge(
         self, rows: I32, sampled: I32, drafts: I32 | None, guess: I32, kind: I32, /

@@ -590,7 +590,7 @@ def test_parameters_read_in_native_code_are_those_read_in_python(monkeypatch):
 @pytest.mark.parametrize("odd", [0, 255, 2**30, 2**31 - 2, True, -1, -(2**40), 2**64, 1.5, "x", None, object()])
 def test_tokens_of_a_long_prompt_are_read_in_native_code_as_in_python(odd, place, monkeypatch):
     prompt: list = np.random.default_rng(place).integers(1, 2**31 - 1, 151).tolist()
-    prompt[:70] = [t % 1000 for t in prompt[:70]]  # of one digit
+    prompt[:70] = [t % 1000 for t in prompt[:70]]  # these have one digit
     prompt[place] = odd
     found = []
     for front in (vllm_front.native_core, lambda *_: None):

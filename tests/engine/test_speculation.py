@@ -11,7 +11,6 @@ from foreword.batch import KVGroup, NewRequest, RequestStates, SamplingParams
 from foreword.engine import engine_config
 from foreword.engine.build import build_engine, load
 from foreword.engine.speculation import (
-    Credit,
     DraftLengths,
     DraftModelDrafter,
     LookupDrafter,
@@ -22,7 +21,7 @@ from foreword.engine.speculation import (
 )
 from foreword.engine.speculation import lookup as lookup_module
 from foreword.engine.speculation.adaptive import WORTH
-from foreword.engine.speculation.costs import LARGEST_CREDIT
+from foreword.engine.speculation.costs import FIRST_CREDIT, LARGEST_RESERVE, LOSS
 from foreword.errors import ConfigError
 from foreword.executors import Capability
 from foreword.native import available, native
@@ -171,20 +170,72 @@ def test_nothing_is_drafted_without_credit_until_enough_steps_went_by():
     assert choose(lengths, [0]) != [0]
     lengths.credit.add(-0.6)
     assert choose(lengths, [0]) == [0]
-    for _ in range(20):
+    for _ in range(200):
         lengths.credit.add(0.0)
     assert choose(lengths, [0]) != [0]
 
 
-def test_wrong_drafts_cost_a_bounded_share_of_the_steps():
-    credit, lost = Credit(), 0.0
-    for _ in range(10_000):
-        if credit.steps > 0:
-            lost += 0.8
-            credit.add(-0.8)
+row_steps = st.tuples(st.integers(0, 6), st.integers(0, 6))  # offered drafts, and those that would be right
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 3),
+    st.lists(st.lists(row_steps, min_size=3, max_size=3), min_size=1, max_size=12),
+    st.integers(1, 400),
+    st.sets(st.integers(0, 399), max_size=4),
+    st.floats(0.0, 60.0),
+    st.floats(0.5, 4.0),
+    st.sampled_from([0.0, 0.1]),
+)
+def test_drafts_cost_a_bounded_share_of_the_time_whichever_are_right(
+    n, pattern, count, starts, overhead, saturated, relative_cost
+):
+    """The time of steps of n rows is compared with that of as many tokens without drafts, in steps."""
+    costs = StepCosts(n * 7, overhead=overhead, saturated=saturated)
+    lengths = DraftLengths(n, 6, adaptive=True, costs=costs, relative_cost=relative_cost)
+    rows, kinds = np.arange(n, dtype=np.int32), np.zeros(n, np.int32)
+    seconds = [max(overhead + tokens, saturated * tokens) for tokens in range(n * 7 + 1)]
+    lost, since, before, most = 0.0, 0, 0.0, FIRST_CREDIT + LARGEST_RESERVE
+    for t in range(count):
+        if t in starts:
+            lengths.start(0)
+            since, before = t, lost
+        offered, right = np.array(pattern[t % len(pattern)][:n], np.int32).T
+        right = np.minimum(right, offered)
+        chosen = lengths.choose(rows, offered, kinds)
+        accepted, drafted = np.minimum(right, chosen), int(chosen.sum())
+        lost += max(seconds[n + drafted] / seconds[n], 1.0) - 1 + relative_cost * drafted / n - accepted.sum() / n
+        if drafted:
+            lengths.update(rows, kinds, chosen, accepted)
+            lengths.credit.add(lengths.gain(n, drafted, int(accepted.sum())))
         else:
-            credit.add_unverified(0.0)  # a loss that is expected would keep drafts from being verified
-    assert lost <= 0.005 * 10_000 + LARGEST_CREDIT + 0.8  # the documented share, the credit, and the last step
+            guessed = np.minimum(offered, 1)
+            lengths.update(rows, kinds, guessed, np.minimum(right, guessed))
+            lengths.credit.add_unverified(lengths.gain(n, int(guessed.sum()), int((right > 0).sum())))
+        assert lost <= most + 2 * LOSS * (t + 1) + 1e-9
+        assert lost - before <= most + 2 * LOSS * (t + 1 - since) + 1e-9
+
+
+def test_drafts_that_become_right_are_verified_again_soon():
+    lengths = DraftLengths(1, 6, adaptive=True)
+    row, drafts, none = np.zeros(1, np.int32), np.full(1, 6, np.int32), np.zeros(1, np.int32)
+    drafted = []
+    for t in range(400):
+        chosen = lengths.choose(row, drafts, row)
+        drafted.append(count := int(chosen[0]))
+        right = t % 200 >= 100  # two changes
+        lengths.update(
+            row, row, chosen if count else drafts // 6, (chosen if count else drafts // 6) if right else none
+        )
+        if count:
+            lengths.credit.add(lengths.gain(1, count, count if right else 0))
+        else:
+            lengths.credit.add_unverified(lengths.gain(1, 1, int(right)))
+    assert not any(drafted[50:100])
+    assert min(drafted[120:200]) > 0
+    assert not any(drafted[250:300])
+    assert min(drafted[320:]) > 0
 
 
 @given(st.lists(st.integers(1, 40), min_size=200, max_size=300), st.integers(0, 1000))
@@ -220,12 +271,14 @@ def test_steps_of_other_requests_are_not_compared():
     st.floats(0, 60),
     st.floats(1, 4),
     st.sampled_from([0.0, 0.1, 0.5]),
+    st.floats(0.01, 3),
 )
-def test_the_chosen_drafts_yield_the_most_for_their_cost(rates, overhead, saturated, relative_cost):
+def test_the_chosen_drafts_yield_the_most_for_their_cost(rates, overhead, saturated, relative_cost, credit):
     n, most = len(rates), 6
     costs = StepCosts(n * (most + 1), overhead=overhead, saturated=saturated)
     lengths = DraftLengths(n, most, adaptive=True, costs=costs, relative_cost=relative_cost)
     lengths._accepted[:, 0], lengths._judged[:] = rates, 1.0
+    lengths.credit.steps = credit
 
     def cost(drafts: int) -> float:
         seconds = [max(overhead + tokens, saturated * tokens) for tokens in (n, n + drafts)]
@@ -234,7 +287,8 @@ def test_the_chosen_drafts_yield_the_most_for_their_cost(rates, overhead, satura
     chosen = choose(lengths, list(range(n)))
     gained = sum(a**j for a, k in zip(rates, chosen, strict=True) for j in range(1, k + 1))
     gains = sorted((a**j for a in rates for j in range(1, most + 1)), reverse=True)
-    best = max((n + sum(gains[:k])) / cost(k) for k in range(len(gains) + 1))
+    affordable = (k for k in range(len(gains) + 1) if cost(k) - 1 <= credit)
+    best = max((n + sum(gains[:k])) / cost(k) for k in affordable)
     assert (n + gained) / cost(sum(chosen)) == pytest.approx(best if best >= WORTH * n else n)
 
 
@@ -312,9 +366,10 @@ def test_native_code_chooses_and_learns_as_the_definition(monkeypatch):
         counts, kinds = rng.integers(0, 5, len(rows)), rng.integers(0, 4, len(rows)).astype(np.int32)
         offered = np.where(np.arange(4) < counts[:, None], rng.integers(0, V, (len(rows), 4)), -1).astype(np.int32)
         assert fast._policy.can_gain(len(rows)) == plain.lengths.can_gain(len(rows))
+        plain.lengths.credit.steps = credit = rng.uniform(0.1, 2.0)
         chosen = plain.lengths.choose(rows, (offered >= 0).sum(1, dtype=np.int32), kinds)
         drafts = offered.copy()
-        assert fast._policy.choose(rows, drafts, kinds) == bool(chosen.any())
+        assert fast._policy.choose(rows, drafts, kinds, credit) == bool(chosen.any())
         assert (drafts == np.where(np.arange(4) < chosen[:, None], offered, -1)).all()
         assert (fast.lengths._lengths[rows] == chosen).all()
         num_chosen += int(chosen.sum())
@@ -353,7 +408,7 @@ def test_the_native_choice_refuses_arrays_that_do_not_fit_together():
         ((rows.astype(np.int64), drafts, kinds), TypeError),
     ):
         with pytest.raises(error):
-            policy.choose(*arguments)
+            policy.choose(*arguments, 1.0)
         sampled, (judged, tokens, kind) = np.ones((2, 5), np.int32), arguments
         with pytest.raises(error):
             policy.judge(judged, sampled, tokens, ints(1, 1), kind)

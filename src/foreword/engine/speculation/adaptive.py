@@ -28,8 +28,8 @@ class DraftLengths:
         (B + Σ a^j) / (cost(B + n) / cost(B) + relative_cost · n / B)        cost: of `StepCosts`
 
     so that a small batch verifies uncertain drafts too, and a large one, where every token has its full cost, almost
-    none. There are none without `Credit`. relative_cost: the cost of a step of the drafter relative to the target's,
-    shared by the batch.
+    none. If all of them are wrong, they cost no more than the `Credit`. relative_cost: the cost of a step of the
+    drafter relative to the target's, shared by the batch.
 
     A row has a rate for each kind of drafts. It begins with the rate of recent drafts of the kind in all rows, which
     begins with ``rates``.
@@ -59,6 +59,7 @@ class DraftLengths:
         """Begin with a request that was admitted to the row."""
         self._accepted[row], self._judged[row] = JUDGED * self._all[0] / self._all[1], JUDGED
         self._lengths[row] = self._most
+        self.credit.start()
 
     def can_gain(self, num_rows: int) -> bool:
         """Return whether drafts in a step of so many rows would be worth verifying if all of them were right."""
@@ -127,7 +128,7 @@ class DraftLengths:
         cost = self.costs.relative(n, len(best_first))
         if self._relative_cost:
             cost = cost + self._relative_cost * np.arange(len(cost)) / n
-        worth = yielded / cost
+        worth = np.where(cost - 1 <= self.credit.steps, yielded / cost, 0.0)
         count = int(worth.argmax())
         if worth[count] < WORTH * n:
             return np.zeros(n, np.int32)

@@ -11,8 +11,9 @@ from foreword.arrays import F64
 MOST_SEEN = 10.0  # steps of a size that count: one more changes its cost by at least a share of 1 / 11
 LARGEST_SURPRISE = 0.5  # a difference of logarithms; larger ones are caused by other programs on the processor
 REACH = 1.5  # a measurement with n tokens also concerns steps of n / REACH to n · REACH tokens
-LOSS = 0.005  # largest share of the time of steps that drafts may cost in total
-FIRST_CREDIT, LARGEST_CREDIT = 0.5, 1.5  # in steps without drafts
+LOSS = 0.00125  # share of the time of steps by which the credit grows, and as much again the reserve
+FIRST_CREDIT, LARGEST_CREDIT = 0.5, 2.0  # in steps without drafts
+LARGEST_RESERVE = 0.5
 UNVERIFIED = 0.25  # share of the gain of drafts that would have been right and were not verified
 
 
@@ -76,19 +77,32 @@ class StepCosts:
 
 
 class Credit:
-    """The gain of all drafts so far, within limits, in steps without drafts. Without credit, no drafts are verified.
+    """The limit of what drafts cost, in steps without drafts: what drafts gained before, and a share of the time.
 
-    Each step adds `LOSS`. So drafts that are wrong again and again cost that share of the time, at most, and
-    `LARGEST_CREDIT` steps once. Drafts that are not verified, and would have been worth it, add a part of their gain.
+    steps: the credit. Drafts that are all wrong cost at most that much; what they gain is added, up to
+    `LARGEST_CREDIT`. reserve: becomes credit while drafts that are not verified would have been right. Each step adds
+    `LOSS` to both.
+
+    So whatever drafts are right, in n steps they cost at most 2 · `LOSS` · n and what both were before, which is
+    `FIRST_CREDIT` + `LARGEST_RESERVE` at most for a request that is alone. This holds as far as the costs are known.
     """
 
     def __init__(self) -> None:
-        self.steps = FIRST_CREDIT
+        self.steps, self.reserve = FIRST_CREDIT, LARGEST_RESERVE
+
+    def start(self) -> None:
+        """Begin with a request, which need not repeat what those before it did."""
+        self.steps = min(self.steps, FIRST_CREDIT)
 
     def add(self, gain: float) -> None:
         """Record that a step gained so many steps by its drafts; a loss is negative."""
-        self.steps = min(self.steps + LOSS + gain, LARGEST_CREDIT)
+        steps = self.steps + LOSS + gain
+        self.steps = min(steps, LARGEST_CREDIT)
+        self.reserve = min(self.reserve + LOSS + steps - self.steps, LARGEST_RESERVE)
 
     def add_unverified(self, gain: float) -> None:
         """Record that drafts would have gained a step so many steps; a loss is negative."""
-        self.add(UNVERIFIED * gain if self.steps <= 0 else 0.0)
+        self.add(0.0)
+        moved = min(UNVERIFIED * gain, FIRST_CREDIT - self.steps, self.reserve)
+        if moved > 0:
+            self.steps, self.reserve = self.steps + moved, self.reserve - moved

@@ -151,10 +151,11 @@ class Speculation:
 
     def _worth(self, policy: native.DraftPolicy, rows: I32, drafts: I32) -> I32 | None:
         """Return the drafts that are worth verifying, in place; None if none are."""
-        if self.lengths.credit.steps <= 0:
+        credit = self.lengths.credit.steps
+        if credit <= 0:
             self.lengths.choose_none(rows)
             return None
-        return drafts if policy.choose(rows, drafts, self._kind.take(rows)) else None
+        return drafts if policy.choose(rows, drafts, self._kind.take(rows), credit) else None
 
     def _check(self, drafts: object, num_rows: int) -> None:
         """Raise PlanError for drafts that are no int32 [num_rows, 1 … max_num_draft_tokens]."""
