@@ -56,6 +56,16 @@ def test_prompts_take_their_share_of_the_cost_of_a_step(share, longest):
     assert report.time_between_tokens.percentile(99.9) == pytest.approx(longest, rel=0.012)
 
 
+def test_prompts_beside_a_request_that_does_not_stream_are_whole(tmp_path: Path):
+    lines = tmp_path / "a.jsonl"
+    first = {"timestamp": 0, "input_length": 4, "output_length": 100, "stream": False}
+    lines.write_text("\n".join(json.dumps(row) for row in (first, {**first, "timestamp": 10_000, "input_length": 90})))
+    arrivals = list(read_trace(lines).requests(2))
+    assert [arrival.streams for arrival in arrivals] == [False, False]
+    report = run(arrivals, config={"prompt_time_share": 0.2})
+    assert report.time_between_tokens.percentile(99.9) == pytest.approx(1.01 + 0.9, rel=0.012)
+
+
 def test_preempted_requests_wait_and_finish():
     report = run([Arrival(0.0, 50, 100) for _ in range(4)], config={"reserve_full_prompt": False}, num_blocks=60)
     assert report.num_output_tokens == 400
@@ -114,6 +124,7 @@ def test_both_trace_formats_are_read(tmp_path: Path):
         ("a.jsonl", '{"timestamp": -1, "input_length": 5, "output_length": 3}\n', 1),
         ("a.jsonl", '{"timestamp": 1e14, "input_length": 5, "output_length": 3}\n', 1),
         ("a.jsonl", '{"timestamp": 0, "input_length": 2147483648, "output_length": 3}\n', 1),
+        ("a.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 3, "stream": 1}\n', 1),
         ("a.jsonl", "[" * 100_000, 1),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374\n", 2),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,374,44\n", 2),

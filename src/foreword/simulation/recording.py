@@ -137,7 +137,7 @@ class _Reading:
             **header.settings,
         }
         self._check(settings)
-        self._note()
+        self._note(settings)
         return Recording(
             trace=self._trace(),
             measured=self._latencies(),
@@ -324,8 +324,13 @@ class _Reading:
             )
             settings["policy"] = "fcfs"
 
-    def _note(self) -> None:
+    def _note(self, settings: Mapping[str, float | str | bool]) -> None:
         """Add the notes about differences between simulation and engine."""
+        if settings.get("prompt_time_share", 1.0) != 1.0:
+            self._notes.append(
+                "the recording does not say which requests stream: all do in the simulation, so prompts beside them "
+                "take their share of the time; --prompt-time-share 1 does not limit them"
+            )
         header, requests = self._reader.header, self._requests.values()
         if left_out := sum(not (r.is_measured and r.is_ended) for r in requests):
             self._notes.append(

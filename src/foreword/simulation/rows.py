@@ -77,7 +77,7 @@ def simulated_request(
         arrived=arrival.time,
         last_token=arrival.time,
         is_measured=arrival.is_measured,
-        streams=True,
+        streams=arrival.streams,
     )
 
 

@@ -33,7 +33,8 @@ class Arrival:
 
     num_hashed: the number of tokens that the ids represent, if it includes tokens of the answer; None: those of the
     prompt.
-    is_measured: whether its latencies count. Treat arrivals as immutable; the class is not frozen, for speed.
+    is_measured: whether its latencies count. streams: whether its tokens are awaited one by one. Treat arrivals as
+    immutable; the class is not frozen, for speed.
     """
 
     time: float
@@ -42,6 +43,7 @@ class Arrival:
     hash_ids: tuple[int, ...] = ()
     num_hashed: int | None = None
     is_measured: bool = True
+    streams: bool = True
 
     def names(self, index: int, length: int, end: int, size: int, hashed_tokens: int = HASHED_TOKENS) -> I32:
         """Return the names of the pieces of its first ``length`` tokens and of the answer up to ``end``: int32
@@ -109,7 +111,7 @@ class Load:
             for a in arrivals[0 if turn else first :]:
                 ids = tuple([h + shift for h in a.hash_ids]) if shift else a.hash_ids
                 time = (a.time + begin) / speed
-                yield Arrival(time, a.input_length, a.output_length, ids, a.num_hashed, a.is_measured)
+                yield Arrival(time, a.input_length, a.output_length, ids, a.num_hashed, a.is_measured, a.streams)
 
 
 FORMAT = "docs/simulation.md has the fields of .csv and .jsonl files"
@@ -117,8 +119,8 @@ FORMAT = "docs/simulation.md has the fields of .csv and .jsonl files"
 
 def read_trace(path: str | Path) -> Trace:
     """Read a .csv file with TIMESTAMP, ContextTokens and GeneratedTokens, or a .jsonl file with timestamp (ms),
-    input_length, output_length and optionally hash_ids. Empty lines are skipped, and a length of 0 counts as 1. Any
-    other content raises a ConfigError that names the line.
+    input_length, output_length and optionally hash_ids and stream. Empty lines are skipped, and a length of 0 counts as
+    1. Any other content raises a ConfigError that names the line.
     """
     path = Path(path)
     try:
@@ -161,7 +163,10 @@ def _from_json(row: Mapping[str, Any]) -> Arrival:
     seconds, ids = row["timestamp"] / 1000, tuple(map(operator.index, row.get("hash_ids") or ()))
     if not 0 <= seconds <= MAX_TIME:
         raise ValueError(f"timestamp: must be in [0, {1000 * MAX_TIME:g}] ms")
-    return Arrival(seconds, _length(row["input_length"]), _length(row["output_length"]), ids)
+    streams = row.get("stream", True)
+    if not isinstance(streams, bool):
+        raise ValueError("stream: must be true or false")
+    return Arrival(seconds, _length(row["input_length"]), _length(row["output_length"]), ids, streams=streams)
 
 
 def _length(value: Any) -> int:
