@@ -46,7 +46,20 @@ def test_it_holds_with_noise_and_after_the_machine_has_become_slower_or_faster()
     machine, pace = Machine(10, 0.5, noise=0.2), PromptPace(0.5)
     for machine.slowness in (1.0, 3.0, 0.5):
         machine.serve(pace, 16, 100)
-        assert 0.3 < machine.share(pace, 16) < 0.7
+        assert 0.25 < machine.share(pace, 16) < 0.6
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.02, 0.05])
+def test_nearly_no_step_with_prompts_takes_more_than_its_share(noise):
+    machine, pace, relative = Machine(10, 0.5), PromptPace(0.5), []
+    for step in range(4000):
+        p = pace.limit(16) if step % 2 else 0
+        seconds = machine.seconds(16, p) * float(np.exp(noise * machine.rng.standard_normal()))
+        pace.measure(16, p, seconds)
+        if p and step > 200:
+            relative.append(seconds / machine.seconds(16, 0))
+    assert 1.95 < np.percentile(relative, 99) < 2.1
+    assert np.mean(relative) > 1.95 / (1 + 4 * noise)
 
 
 def test_it_holds_if_no_step_is_without_prompts():
