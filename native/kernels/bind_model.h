@@ -188,6 +188,8 @@ class CpuModel {
                          model_.layers.back().mlp || model_.layers.back().moe)) {
       throw std::invalid_argument("beside: the layer before has a mixer alone");
     }
+    layer.parallel_mlp = flag(d, "parallel_mlp");
+    if (layer.parallel_mlp && !layer.mlp) throw std::invalid_argument("parallel_mlp: the layer has an MLP");
     layer.group = integer(d, "group", 0, c.num_groups - 1);
     const KVConfig &kv = model_.kv.config();
     layer.slot = integer(d, "slot", 0, (layer.recurrent ? kv.num_state_slots : kv.num_slots) - 1);
@@ -551,8 +553,8 @@ class CpuModel {
     layer.k_bias = optional_vector(d, "k_bias", kv_heads);
     layer.v_bias = optional_vector(d, "v_bias", kv_heads);
     layer.o_bias = optional_vector(d, "o_bias", hidden);
-    if (c.joint_qk_norm && (!layer.q_norm || (layer.writes && !layer.k_norm) || layer.q_bias || layer.k_bias)) {
-      throw std::invalid_argument("joint_qk_norm needs q_norm and k_norm, and no biases of q and k");
+    if (c.joint_qk_norm && (!layer.q_norm || (layer.writes && !layer.k_norm))) {
+      throw std::invalid_argument("joint_qk_norm needs q_norm and k_norm");
     }
     layer.q_scales = optional_vector(d, "q_scales", heads);
     layer.k_scales = optional_vector(d, "k_scales", kv_heads);

@@ -162,6 +162,7 @@ struct Layer {
   int64_t sliding_window = 0;
   bool chunked = false;  // a query at p sees keys from p − p mod sliding_window on
   bool beside = false;
+  bool parallel_mlp = false;  // its MLP reads the input of its first product
   QueryGrowth query_growth;
   int group = 0, slot = 0;
 

@@ -22,7 +22,8 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4", "gemma3n_text": "gemma3n", "ernie4_5_moe": "ernie4_5-moe", "olmoe": "olmoe",
     "ministral3": "mistral3", "qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
     "qwen3_vl_moe_text": "qwen3vlmoe",
-    "dots1": "dots1", "minimax_m2": "minimax-m2",
+    "dots1": "dots1", "minimax_m2": "minimax-m2", "afmoe": "afmoe", "cohere": "command-r", "cohere2": "cohere2",
+    "olmo": "olmo", "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
     "exaone4": "exaone4", "gemma": "gemma", "nemotron": "nemotron", "stablelm": "stablelm", "jais2": "jais2",
     "internlm3": "llama", "iquestcoder": "llama", "youtu": "deepseek2", "solar_open": "glm4moe",
     "glm4_moe_lite": "deepseek2",
@@ -40,6 +41,7 @@ INTERLEAVED = {
     "granitehybrid",
     "minicpm",
     "mistral3",
+    "olmo",
 }  # architectures whose q and k rows are in interleaved rotary order
 DELTA = {"qwen3next", "qwen35", "qwen35moe"}
 GEMMA = {"gemma", "nemotron", "gemma2", "gemma3", "gemma-embedding"}  # GGUF files hold their norm weights as 1 + w
@@ -121,6 +123,11 @@ BLOCK = {
     "post_per_layer_input_norm": "post_norm", "router.proj": "ffn_gate_inp",
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2", "post_feedforward_layernorm_1": "post_ffw_norm_1",
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "self_attn.gate_proj": "attn_gate", "pre_mlp_layernorm": "ffn_norm", "post_mlp_layernorm": "post_ffw_norm",
+    "mlp.router.gate": "ffn_gate_inp", "mlp.gate.wg": "ffn_gate_inp",
+    "self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm",
+    "mlp.shared_mlp.gate_proj": "ffn_gate_shexp", "mlp.shared_mlp.up_proj": "ffn_up_shexp",
+    "mlp.shared_mlp.down_proj": "ffn_down_shexp",
     "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
 }  # fmt: skip
 DELTA_BLOCK = {
@@ -136,6 +143,7 @@ OWN_BLOCK = {
     **dict.fromkeys(DELTA, DELTA_BLOCK),
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
     "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
+    "afmoe": {"post_attention_layernorm": "post_attention_norm"},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
 
@@ -215,6 +223,8 @@ def gguf_tensors(config, tensors):
             value = value + np.float32(1)
         if architecture in INTERLEAVED and name.endswith(("q_proj.weight", "k_proj.weight")):
             value = interleave(value, head_dim)
+        if architecture in INTERLEAVED and name.endswith(("q_proj.bias", "k_proj.bias")):
+            value = interleave(value[:, None], head_dim)[:, 0]
         stem, kind = name.rsplit(".", 1)
         if stem in WHOLE:
             written[f"{WHOLE[stem]}.{kind}"] = value
@@ -315,6 +325,8 @@ def converted(config, name, value):
             heads = value.reshape(config["num_attention_heads"], -1, rank)
             k, v = heads[:, :nope].swapaxes(1, 2), heads[:, nope:]
             return {f"blk.{layer}.attn_k_b.weight": k, f"blk.{layer}.attn_v_b.weight": v}
+        case "mlp" if part == "expert_bias":
+            return {f"blk.{layer}.exp_probs_b.bias": value}
         case "self_attn" if part == "sinks":
             return {f"blk.{layer}.attn_sinks.weight": value}
         case "feed_forward" if part == "expert_bias":
@@ -607,6 +619,31 @@ def metadata(config):
     if config["model_type"] == "minimax_m2":
         found["minimax-m2.expert_feed_forward_length"] = ("u32", config["intermediate_size"])
         found["minimax-m2.expert_gating_func"] = ("u32", 2)
+    if config["model_type"] == "afmoe":
+        found |= {
+            "afmoe.expert_shared_count": ("u32", config["num_shared_experts"]),
+            "afmoe.expert_gating_func": ("u32", 2),
+            "afmoe.expert_weights_norm": ("bool", True),
+            "afmoe.expert_weights_scale": ("f32", config["route_scale"]),
+        }
+    if config["model_type"] in ("cohere", "cohere2"):
+        found |= {
+            f"{architecture}.attention.layer_norm_epsilon": ("f32", config["layer_norm_eps"]),
+            f"{architecture}.logit_scale": ("f32", config["logit_scale"]),
+            f"{architecture}.rope.scaling.type": ("str", "none"),
+        }
+    if config["model_type"] == "olmo":
+        found["olmo.attention.layer_norm_epsilon"] = ("f32", 1e-5)
+    if config["model_type"] == "hunyuan_v1_moe":
+        found |= {
+            "hunyuan-moe.expert_used_count": ("u32", config["moe_topk"]),
+            "hunyuan-moe.expert_feed_forward_length": ("u32", config["intermediate_size"]),
+            "hunyuan-moe.expert_shared_feed_forward_length": ("u32", config["intermediate_size"]),
+            "hunyuan-moe.expert_shared_count": ("u32", 1),
+        }
+    if "alpha" in rope:
+        dim = config["head_dim"]
+        found[f"{architecture}.rope.freq_base"] = ("f32", rope["rope_theta"] * rope["alpha"] ** (dim / (dim - 2)))
     if config["model_type"] == "minicpm":
         found |= {
             "minicpm.embedding_scale": ("f32", config["scale_emb"]),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from foreword.errors import ModelError
+from foreword.models.config import Config
 from foreword.models.families import FAMILIES
 from foreword.models.loader import load_model
 from foreword.models.safetensors import read_directory
@@ -23,23 +24,57 @@ def test_logits_equal_those_of_transformers(tmp_path, name, executor):
     assert_logits(load_model(make(tmp_path, name)), name, executor)
 
 
+def with_stacked_experts(tensors):
+    """The tensors of a checkpoint, with the experts of a layer in one tensor."""
+    found, experts = {}, {}
+    for key, value in tensors.items():
+        if of_expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)_proj\.weight", key):
+            experts.setdefault(of_expert[1], {}).setdefault(of_expert[3], []).append((int(of_expert[2]), value))
+        else:
+            found[key] = value
+    for prefix, parts in experts.items():
+        gate, up, down = (
+            np.stack([v for _, v in sorted(parts[p], key=lambda e: e[0])]) for p in ("gate", "up", "down")
+        )
+        found |= {f"{prefix}.gate_up_proj": np.concatenate([gate, up], axis=1), f"{prefix}.down_proj": down}
+    return found
+
+
+def renamed_parts(name):
+    family = FAMILIES.get(TINY[name]["config"]["model_type"])
+    return family.renamed if family else {}
+
+
+@pytest.mark.parametrize("name", [*filter(renamed_parts, TINY)])
+def test_a_checkpoint_may_have_the_names_of_the_modules_of_transformers(tmp_path, name):
+    """The experts of a layer are in one tensor. The tiny models have the names that transformers writes."""
+    tensors = with_stacked_experts(random_tensors(TINY[name]["shapes"]))
+    for part, own in renamed_parts(name).items():
+        tensors = {
+            key.replace(part, own) if part in key else key.replace(own, part): value for key, value in tensors.items()
+        }
+    assert_logits(load_model(write_model(tmp_path / "model", TINY[name]["config"], tensors)), name)
+
+
+def test_each_layer_may_have_its_own_number_of_experts_per_token():
+    config = TINY["hunyuan-moe"]["config"] | {"moe_topk": [2, 1, 3, 2]}
+    spec = FAMILIES["hunyuan_v1_moe"].read(Config(Path("config.json"), config))
+    assert [layer.moe.experts_per_token for layer in spec.layers] == [2, 1, 3, 2]
+    with pytest.raises(ModelError, match=r"moe_topk \[2, 1\] is not 4 numbers of experts"):
+        FAMILIES["hunyuan_v1_moe"].read(Config(Path("config.json"), config | {"moe_topk": [2, 1]}))
+
+
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5-moe"])
 @pytest.mark.parametrize("stacked", [False, True])
 def test_the_text_model_of_a_model_of_images_is_run(tmp_path, name, stacked):
     """The tensors of a head have another prefix, and may have the experts of a layer in one tensor."""
     tiny = TINY[name]
-    tensors, experts = {"model.visual.patch.weight": np.ones((2, 2), "<f4")}, {}
-    for key, value in random_tensors(tiny["shapes"]).items():
-        key = key.replace("model.", "model.language_model.", 1)
-        if stacked and (found := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)_proj\.weight", key)):
-            experts.setdefault(found[1], {}).setdefault(found[3], []).append((int(found[2]), value))
-        else:
-            tensors[key] = value
-    for prefix, parts in experts.items():
-        gate, up, down = (
-            np.stack([v for _, v in sorted(parts[p], key=lambda e: e[0])]) for p in ("gate", "up", "down")
-        )
-        tensors |= {f"{prefix}.gate_up_proj": np.concatenate([gate, up], axis=1), f"{prefix}.down_proj": down}
+    tensors = random_tensors(tiny["shapes"])
+    tensors = {
+        key.replace("model.", "model.language_model.", 1): value
+        for key, value in (with_stacked_experts(tensors) if stacked else tensors).items()
+    }
+    tensors["model.visual.patch.weight"] = np.ones((2, 2), "<f4")
     outer = {"model_type": tiny["config"]["model_type"].removesuffix("_text"), "text_config": tiny["config"],
              "vocab_size": tiny["config"]["vocab_size"]}  # fmt: skip
     assert_logits(load_model(write_model(tmp_path / "model", outer, tensors)), name)
@@ -91,7 +126,9 @@ def older(config):
     return config
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if not name.startswith("gemma4")])  # newer than version 5
+@pytest.mark.parametrize(
+    "name", [name for name in TINY if not name.startswith(("gemma4", "mellum"))]
+)  # newer than version 5
 def test_an_older_configuration_gives_the_same_spec(tmp_path, name):
     folder = make(tmp_path, name)
     new = load_model(folder).spec
@@ -136,7 +173,7 @@ def test_layers_follow_the_rule_of_the_family_if_the_configuration_does_not_list
         ({"num_key_value_heads": 3}, "4 heads are not a multiple of 3"),
         ({"num_attention_heads": 0}, "num_attention_heads = 0 is not from 1 to"),
         ({"head_dim": 7}, "7 dimensions, not an even number"),
-        ({"attention_bias": True}, r"json: attention_bias = True is not supported\. Use .* attention_bias = False"),
+        ({"use_bias": True}, r"json: use_bias = True is not supported\. Use .* use_bias = False"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "rope_type 'dynamic' is not supported"),
     ],
 )

@@ -80,6 +80,8 @@ WITH_TRANSFORMERS_LOGITS = {
         ("lfm2", "minicpm", "falcon-h1", "falcon-h1-normed-last", "nemotron-h-latent"), ({}, {})
     ),
     "olmo3": (OLMO3, {}),
+    **dict.fromkeys(("llama-biases", "olmo2-biases", "afmoe", "cohere", "cohere2", "olmo", "hunyuan"), ({}, {})),
+    "hunyuan-moe": ({key.replace("llama", "hunyuan-moe"): value for key, value in YARN.items()}, {}),
     "ministral3": (MINISTRAL, {}),
     **{name: ({}, {}) for name in ("gemma", "exaone4-full", "jais2", "iquestcoder")},
     "solar-open": ({"glm4moe.rope.dimension_count": ("u32", 12)}, {}),
@@ -219,7 +221,7 @@ def test_splitting_halves_undoes_interleaving(rotated):
     np.testing.assert_array_equal(split_halves(float_tensor(mixed), 6, rotated).dequantize(), rows)
 
 
-@pytest.mark.parametrize("extra", ["blk.1.attn_q.bias", "blk.0.ffn_gate_inp.weight", "output.bias"])
+@pytest.mark.parametrize("extra", ["blk.1.attn_k.bias", "blk.0.ffn_gate_inp.weight", "output.bias"])
 def test_an_unused_tensor_is_refused(tmp_path, extra):
     path = as_gguf(tmp_path, "llama-linear-tied", (), {extra: np.zeros(32, np.float32)})
     with pytest.raises(ModelError, match=rf"model\.gguf: tensor {re.escape(extra)} is not part of a llama model"):

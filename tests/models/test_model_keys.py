@@ -29,6 +29,7 @@ PER_LAYER_TYPE = {
     "gemma3n_text",
     "gemma4_text",
     "gemma4_unified_text",
+    "mellum",
     "modernbert",
     "olmo3",
 }  # their types of layers have their own rotary embeddings
@@ -142,7 +143,7 @@ def test_a_value_that_is_not_computed_is_refused_with_key_value_and_fix(model_ty
     [
         ("llama3", {"hidden_act": "mish"}),
         ("mistral", {"is_causal": False}),
-        ("llama3", {"mlp_bias": True}),
+        ("mistral", {"mlp_bias": True}),
         ("llama3", {"v_head_dim": 4}),
         ("phi3", {"is_causal": False}),
         ("gemma2", {"use_bidirectional_attention": True}),

@@ -61,6 +61,7 @@ LISTS = {
     "mlp_only_layers": [[]],
     "moe_layers": [[]],
     ("llama4_text", "no_rope_layers"): [[]],
+    ("mellum", "rope_scaling"): [],
     "full_attn_idxs": [[]],
     "rope_scaling": [{}],
     "rope_parameters": [{}],

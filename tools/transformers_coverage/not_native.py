@@ -14,7 +14,7 @@ _REASONS: Mapping[str, str] = {
     "positions are not rotary: learned, sinusoidal, relative, or biases of attention": """
         biogpt bloom cpmant ctrl gpt2 gpt_bigcode gpt_neo mpt openai-gpt opt reformer xglm xlm xlnet""",
     "attention and MLP read the same input, and the sum of both is added": """
-        codegen cohere cohere2 cohere2_moe cohere_compass_text falcon gpt_neox gptj phi""",
+        codegen cohere2_moe cohere_compass_text falcon gpt_neox gptj phi""",
     "only the attention of the last layer has a bias": "gpt_neox_japanese",
     "sparse attention: an indexer chooses the keys that a query sees": """
         axk2 deepseek_v32 deepseek_v4 dots3_note dots3_note_text glm_moe_dsa hy_v4 minimax_m3_vl_text qwen4_exp
@@ -31,19 +31,17 @@ _REASONS: Mapping[str, str] = {
     "attention of another form: of two softmaxes, with masks that it computes, or routed to heads": """
         diffllama doge jetmoe""",
     "layers run several times for a token": "hrm_text",
-    "queries and keys are normalised after their rotation": "hunyuan_v1_dense hunyuan_v1_moe nanochat",
+    "embeddings are normalised before the first layer": "nanochat",
     "heads differ in number between layers, or have a gate or a bias of a gate each": "beam laguna lfm3",
     "values have another size than keys": "mimo_v2_flash",
-    "norms of another form: without weights, inside attention or MLP, or LayerNorm of keys or embeddings": """
-        bitnet modernbert-decoder olmo persimmon""",
+    "norms of another form: inside attention or MLP, or LayerNorm of keys or embeddings": """
+        bitnet modernbert-decoder persimmon""",
     "norms after the experts alone": "axk1",
     "an activation that no kernel computes": "apertus",
     "experts of another form: chosen in two rounds, empty, or by a bias of the outputs of their router": """
         kolibri1 longcat_flash phimoe""",
     "queries, keys and values are limited to a range": "dbrx",
     "tokens are groups of bytes": "blt",
-    "no family reads its files yet; a `DecoderSpec` can describe its layers": """
-        afmoe aria_text exaone_moe flint granite_swa granitemoe_swa hy_v3 mellum""",
 }
 NOT_NATIVE: Mapping[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """By type. A type has a reason here or a family, never both."""

@@ -63,7 +63,7 @@ void AttentionStage::reserve() {
 void AttentionStage::run(int thread, int layer_index) {
   const Layer &layer = ctx_.model.layers[size_t(layer_index)];
   // In these layers the rows of all tokens are read together.
-  const bool is_whole = layer.beside || layer.gated || layer.latent;
+  const bool is_whole = layer.beside || layer.parallel_mlp || layer.gated || layer.latent;
   for (int i = 0, parts = is_whole ? 1 : ctx_.num_parts(); i < parts; ++i) {
     const Share tokens = is_whole ? Share{0, ctx_.input.num_tokens} : ctx_.part(i);
     const ActivationSet in = layer.beside ? ctx_.normed_rows(thread) : ctx_.norm_rows(thread, layer.attn_norm, tokens);
@@ -111,12 +111,15 @@ void AttentionStage::norm_jointly(int thread, const Layer &layer, Share tokens) 
   const ModelConfig &c = ctx_.model.config;
   const HeadShape &shape = ctx_.model.heads_of(layer);
   const Share share = share_of(tokens.end - tokens.begin, thread, ctx_.pool.size());
+  auto norm = [&](float *row, Vector bias, Vector weight, int num_heads) {
+    const int size = num_heads * shape.head_dim;
+    for (int i = 0; bias && i < size; ++i) row[i] += bias[i];
+    ctx_.isa.norm_parts(row, weight, 0, 1, size, layer.qk_eps, row);
+  };
   for (int r = share.begin; r < share.end; ++r) {
-    float *queries = qkv_row(layer, r);
-    ctx_.isa.norm_parts(queries, layer.q_norm, 0, 1, c.num_heads * shape.head_dim, layer.qk_eps, queries);
-    if (!layer.writes) continue;
-    float *keys = queries + layer.qkv.parts[1].offset;
-    ctx_.isa.norm_parts(keys, layer.k_norm, 0, 1, shape.num_kv_heads * shape.head_dim, layer.qk_eps, keys);
+    float *row = qkv_row(layer, r);
+    norm(row, layer.q_bias, layer.q_norm, c.num_heads);
+    if (layer.writes) norm(row + layer.qkv.parts[1].offset, layer.k_bias, layer.k_norm, shape.num_kv_heads);
   }
 }
 
@@ -136,7 +139,9 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer, Share toke
   float *key = scratch_[size_t(thread)].key_value.data(), *value = key + padded, *scratch = value + padded;
   std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
 
-  const Vector q_norm = c.joint_qk_norm ? nullptr : layer.q_norm, k_norm = c.joint_qk_norm ? nullptr : layer.k_norm;
+  auto unless_joint = [&](Vector v) { return c.joint_qk_norm ? nullptr : v; };
+  const Vector q_norm = unless_joint(layer.q_norm), k_norm = unless_joint(layer.k_norm);
+  const Vector q_bias = unless_joint(layer.q_bias), k_bias = unless_joint(layer.k_bias);
   auto make = [&](float *out, const float *from, int offset, Vector bias, Vector norm, Vector scales, RotaryRow rotary,
                   float factor, float eps) {
     auto of_head = [&](Vector v) { return v ? v + offset : nullptr; };
@@ -149,13 +154,13 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer, Share toke
     const RotaryRow rotary = embedding_.rotary(layer.rope, token);
     if (nth < num_heads) {
       const int head = heads.begin * per_key + nth;
-      make(queries.row(token) + head * padded, row, head * dim, layer.q_bias, q_norm, layer.q_scales, rotary,
+      make(queries.row(token) + head * padded, row, head * dim, q_bias, q_norm, layer.q_scales, rotary,
            c.query_scale * kLog2E * layer.query_growth.at(ctx_.input.positions[token]), layer.qk_eps);
       return;
     }
     if (slots[token] < 0) return;
     const int kv_head = heads.begin + nth - num_heads, offset = kv_head * dim;
-    make(key, row + k_offset, offset, layer.k_bias, k_norm, layer.k_scales, rotary, 1.f, layer.qk_eps);
+    make(key, row + k_offset, offset, k_bias, k_norm, layer.k_scales, rotary, 1.f, layer.qk_eps);
     make(value, row + v_offset, offset, layer.v_part == 1 ? layer.k_bias : layer.v_bias, layer.v_norm, nullptr, {},
          1.f, c.norm_eps);
     ctx_.isa.store_kv(kv, slots[token], kv_head, key, value, scratch);

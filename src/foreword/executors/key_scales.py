@@ -37,6 +37,9 @@ def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: st
         if spec.qk_norm:
             squares = np.square(weight(name + "_norm"))
             return squares if spec.joint_qk_norm else np.tile(squares, num_kv_heads)
+        if spec.qk_scales:  # the keys are unit vectors: their factors are the queries' too
+            own = np.square(weight("q_norm") * weight("k_norm"))
+            return np.tile(own if name == "q" else np.ones_like(own), num_kv_heads)
         of_inputs = np.ones(spec.hidden_size, np.float32)
         if spec.pre_norms:
             of_inputs = np.square(weights[norm].dequantize())

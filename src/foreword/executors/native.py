@@ -409,6 +409,7 @@ class _Packer:
         vectors: list[str] = []
         if place is not None:
             packed |= {"group": place[0], "slot": place[1], "sliding_window": layer.sliding_window or 0}
+            packed["parallel_mlp"] = self.spec.parallel_mlp
             packed |= {"rope": self._rope(layer.rope), "beside": layer.beside, "chunked": layer.chunked}
             packed["mixer_scale"] = self.spec.residual_scale * layer.mixer_scale
             self.input_norm = self.input_norm if layer.beside else prefix + "attn_norm"
@@ -419,7 +420,8 @@ class _Packer:
                 vectors += self._attention(prefix, layer, packed)
         if layer.has_mlp:
             packed["mlp_scale"] = self.spec.residual_scale * layer.mlp_scale
-            vectors += self._norms("mlp_norm", "post_mlp_norm")
+            names = self._norms("mlp_norm", "post_mlp_norm")
+            vectors += [name for name in names if not (self.spec.parallel_mlp and name.startswith("mlp_norm"))]
             if layer.moe is None:
                 packed["mlp"] = self._mlp(prefix)
                 packed |= {} if layer.gate_cutoff is None else {"gate_cutoff": layer.gate_cutoff}
@@ -458,9 +460,12 @@ class _Packer:
             if layer.reads_layer is not None:  # its queries meet the keys of that layer
                 source, norm = (f"layers.{layer.reads_layer}.{name}" for name in ("", "attn_norm"))
             both = cache(partial(key_scales, spec, layer, self.weights, source, norm))
-            packed["q_scales"] = self.parts.vector(prefix + "q_scales", lambda: both()[0])
+            packed["q_scales"] = self.parts.vector(prefix + "q_scales", lambda: both()[0] * self._qk_scales(prefix))
             if layer.reads_layer is None:
                 packed["k_scales"] = self.parts.vector(prefix + "k_scales", lambda: both()[1])
+        elif spec.qk_scales:
+            shape = spec.num_heads, 1
+            packed["q_scales"] = self.parts.vector(prefix + "q_scales", lambda: np.tile(self._qk_scales(prefix), shape))
         own = projections(layer)
         for name in (*own, "o", *(["attn_gate"] if spec.attn_gate else [])):
             packed[name] = self._matrix(prefix + name)
@@ -479,6 +484,12 @@ class _Packer:
             *(["o_bias"] if spec.o_bias else []),
             *(["sinks"] if spec.attn_sinks else []),
         ]
+
+    def _qk_scales(self, prefix: str) -> F32:
+        """Return the factors of rotated queries that stand for those of queries and of keys, [head_dim] or [1]."""
+        if not self.spec.qk_scales:
+            return np.ones(1, np.float32)
+        return self.weights[prefix + "q_norm"].dequantize() * self.weights[prefix + "k_norm"].dequantize()
 
     def _ones(self, name: str, size: int) -> int:
         """Pack the weight, all ones, of a norm that has none."""

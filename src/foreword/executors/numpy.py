@@ -229,7 +229,8 @@ class NumpyExecutor(TransferPagedExecutor):
                 if streams is not None:
                     x = (x + streams.laurel(h, p)) * np.float32(0.5**0.5)
             if layer.has_mlp:
-                h = self.norm(x, p + "mlp_norm") if spec.pre_norms else x
+                if not spec.parallel_mlp:
+                    h = self.norm(x, p + "mlp_norm") if spec.pre_norms else x
                 if layer.moe is None:
                     m = self.mlp(h, p, step.loras, layer.gate_cutoff)
                 else:
@@ -313,6 +314,8 @@ class NumpyExecutor(TransferPagedExecutor):
                 heads[name] = rms_norm(heads[name], layer.unit_qk_eps)
             if layer.rope is not None:
                 heads[name] = rotate(heads[name], step.rotary_positions(layer.rope), layer.rope)
+            if spec.qk_scales:
+                heads[name] = heads[name] * self.weight(f"{p}{name}_norm")
         q = heads["q"]
         if layer.query_growth is not None:
             q = q * query_growth(step.batch.positions[: len(q)], layer.query_growth)[:, None, None]

@@ -15,6 +15,8 @@ from foreword.models.files import T, typed_value
 from foreword.models.gguf import GGUF
 from foreword.models.keys import ONLY_IN_GGUF, WITHOUT_EFFECT, Keys
 
+O_BIAS = ONLY_IN_GGUF + "o_bias"
+"""Whether the last product of attention has a bias, which the tensors of a GGUF file tell."""
 USE_ITS_CONFIG = "Use the configuration that came with the weights"
 """The fix of most errors about a configuration."""
 
@@ -168,7 +170,7 @@ def config_from_gguf(gguf: GGUF, keys: Keys) -> Config:
     values["tie_word_embeddings"] = "output.weight" not in gguf.tensors
     for key, tensor in _TOLD_BY_TENSORS.items():
         if key in keys and not keys[key].values:
-            values[key] = tensor in gguf.tensors
+            values[key] = any(name.endswith(tensor) for name in gguf.tensors)
     if "laurel_rank" in keys and (left := gguf.tensors.get("blk.0.laurel_l.weight")) is not None:
         values["laurel_rank"] = left.shape[0]
     if "attention_k_eq_v" in keys:
@@ -185,13 +187,13 @@ ROPE_FACTORS = {
 }
 """Tensors of a GGUF file that are parameters of the rotary embedding."""
 _TOLD_BY_TENSORS = {
-    "attention_bias": "blk.0.attn_q.bias",
-    "use_qkv_bias": "blk.0.attn_q.bias",
-    "use_qk_norm": "blk.0.attn_q_norm.weight",
-    "attention_out_bias": "blk.0.attn_output.bias",
-    "mamba_rms_norm": "blk.0.ssm_norm.weight",
+    **dict.fromkeys(("attention_bias", "use_qkv_bias", "use_bias"), ".attn_q.bias"),
+    **dict.fromkeys(("attention_out_bias", O_BIAS), ".attn_output.bias"),
+    "mlp_bias": ".ffn_down.bias",
+    "use_qk_norm": ".attn_q_norm.weight",
+    "mamba_rms_norm": ".ssm_norm.weight",
 }
-"""Keys that GGUF files do not have: whether the model has this tensor."""
+"""Keys that GGUF files do not have: whether a layer has this tensor."""
 _SCALING, _SCALE = "rope.scaling.", "rope.scale_linear"
 _SCALING_NAMES = {
     "original_context_length": "original_max_position_embeddings",

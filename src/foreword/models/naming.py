@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +54,7 @@ def weights_from_gguf(
     names = _with_layer(family.names_in_gguf(spec), GGUF_LAYER, prefix)
     names |= {f"{DENSE}{i}": f"{name}.weight" for i, name in enumerate(GGUF_DENSE)}
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
-    weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer)
+    weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, constants=family.constants)
     used |= _unread_keys(spec, names)
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
@@ -83,12 +85,15 @@ def weights_from_safetensors(
     """
     if "embed_tokens.weight" in tensors:  # saved without a head
         tensors = {name if name.startswith(DENSE) else f"model.{name}": tensor for name, tensor in tensors.items()}
+    for part, own in family.renamed.items():
+        tensors = {name.replace(part, own): tensor for name, tensor in tensors.items()}
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec), **_dense_names(pooling)}
     if "experts.gate_up" not in names and any(name.endswith(_STACKED_EXPERTS) for name in tensors):
         names |= _stacked_experts(spec)
     names = _with_layer(names, SAFETENSORS_LAYER, prefix)
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
-    weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, transposed=family.transposed_experts)
+    options: dict[str, Any] = {"transposed": family.transposed_experts, "constants": family.constants}
+    weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, **options)
     used |= _unread_keys(spec, names)
     # Equal to the embedding, or of a model that computes no logits.
     heads = () if "lm_head" in weights else (SAFETENSORS_NAMES["lm_head"],)
@@ -266,9 +271,10 @@ def _collect(
     parts_of_layer: int = 1,
     *,
     transposed: bool | None = False,
+    constants: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[dict[str, Tensor], set[str]]:
     """Return the weights, and the tensors that hold them. Ends at the first fault, whatever sizes the spec claims.
-    transposed: see `Family.transposed_experts`.
+    transposed, constants: see `Family`, where the former is transposed_experts.
     """
     weights, used = {}, set()
     fix = "Use configuration and weights of the same model"
@@ -276,6 +282,9 @@ def _collect(
     fused: dict[tuple[str, int | None], tuple[tuple[int, ...], int]] = {}
     num_experts: dict[str, tuple[tuple[int, ...], int]] = {}  # tensor of experts: its shape, and those wanted
     for name, shape in wanted:
+        if (value := constants.get(name.rpartition(".")[2])) is not None:
+            weights[name] = float_tensor(np.full(shape, value, np.float32))
+            continue
         found, rows, expert = source_of(name, names, parts_of_layer)
         used.add(found)
         tensor = tensors.get(found)

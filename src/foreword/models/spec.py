@@ -10,12 +10,14 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     q, k = norm(q, q_norm), norm(k, k_norm)                                   if qk_norm, per head or all: joint_qk_norm
     q, k = unit(q), unit(k);  v = unit(v)                                     if the layer has unit_qk_eps, which is the
                                                                               eps then; if it has unit_v. per head
+    q, k = rope(q) q_norm, rope(k) k_norm in place of rope(q), rope(k)        if qk_scales; for each head
     q *= 1 + growth.scale * ln(1 + ⌊(position + growth.offset) / growth.interval⌋)     if the layer has a query_growth
     a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window;
                                                                               attn_sinks: below
     a = a sigmoid(h Wattn_gate)                                               if attn_gate
     a = a Wo + bo;   a = norm(a, post_attn_norm) if post_norms;   x += residual_scale mixer_scale a    bo if o_bias
-    h = norm(x, mlp_norm);  m = (act(gate_scale h Wgate) * (h Wup)) Wdown     or the mixture of experts
+    h = norm(x, mlp_norm), or the h of attention if parallel_mlp
+                            m = (act(gate_scale h Wgate) * (h Wup)) Wdown     or the mixture of experts
                             m = act(h Wup + bup) Wdown + bdown                unless gated_mlp
                             biases of Wgate, Wup and Wdown if mlp_bias; another gate: ClampedGate, gate_cutoff
     m = norm(m, post_mlp_norm) if post_norms;   x += residual_scale mlp_scale m
@@ -273,6 +275,7 @@ class DecoderSpec:
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    qk_scales: bool = False
     joint_qk_norm: bool = False
     attn_gate: bool = False
     attn_sinks: bool = False
@@ -283,6 +286,7 @@ class DecoderSpec:
     gate_scale: float = 1.0
     mlp_bias: bool = False
     pre_norms: bool = True
+    parallel_mlp: bool = False
     post_norms: bool = False
     layer_norm: bool = False
     residual_scale: float = 1.0
@@ -425,7 +429,7 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             if spec.post_norms:
                 yield from _norm(spec, p + "post_attn_norm")
         if layer.has_mlp:
-            if spec.pre_norms:
+            if spec.pre_norms and not spec.parallel_mlp:
                 yield from _norm(spec, p + "mlp_norm")
             inner = layer.intermediate_size or spec.intermediate_size
             yield from _mlp(spec, p, inner) if layer.moe is None else _experts(spec, p, layer.moe)
@@ -474,7 +478,7 @@ def _attention(spec: DecoderSpec, p: str, layer: LayerSpec) -> Iterator[tuple[st
         yield p + name, (rows, d)
         if spec.qkv_bias:
             yield p + name + "_bias", (rows,)
-    for name in names[:2] if spec.qk_norm else ():
+    for name in names[:2] if spec.qk_norm or spec.qk_scales else ():
         yield f"{p}{name}_norm", ((q if name == "q" else kv) if spec.joint_qk_norm else head_dim,)
     if spec.attn_gate:
         yield p + "attn_gate", (q, d)

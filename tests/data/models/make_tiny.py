@@ -197,6 +197,52 @@ MODELS = {
     ),
     "flex-olmo": transformers.FlexOlmoConfig(**SIZES, num_experts=6, num_experts_per_tok=2, rope_parameters=ROPE),
     "jais2": transformers.Jais2Config(**SIZES, head_dim=12, rope_parameters=ROPE),
+    "llama-biases": transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, rope_parameters=ROPE),
+    "ernie4_5-biases": transformers.Ernie4_5Config(**SIZES, head_dim=10, use_bias=True, rope_parameters=ROPE),
+    "olmo2-biases": transformers.Olmo2Config(**SIZES, attention_bias=True, rope_parameters=ROPE),
+    "afmoe": transformers.AfmoeConfig(
+        **SIZES, **EXPERTS, num_experts=6, num_shared_experts=2, num_dense_layers=1, head_dim=12, sliding_window=6,
+        mup_enabled=True, route_scale=1.5, rope_parameters=ROPE,
+    ),
+    "exaone-moe": transformers.ExaoneMoeConfig(
+        **SIZES, **EXPERTS, num_experts=8, n_group=4, topk_group=2, num_shared_experts=2, sliding_window=6,
+        routed_scaling_factor=1.5, rope_parameters=ROPE,
+    ),
+    "hy-v3": transformers.HYV3Config(
+        **SIZES, **EXPERTS, num_experts=6, num_shared_experts=2, head_dim=12, router_scaling_factor=1.5,
+        rope_parameters=ROPE,
+    ),
+    "flint": transformers.FlintConfig(
+        **SIZES, **EXPERTS, num_experts=6, shared_expert_intermediate_size=20, head_dim=12, sliding_window=6,
+        rope_parameters=ROPE, layer_types=["full_attention", *["sliding_attention"] * 2, "full_attention"],
+        mlp_only_layers=[1],
+    ),
+    "mellum": transformers.MellumConfig(
+        **SIZES, **EXPERTS, num_experts=6, head_dim=12, sliding_window=6, rope_parameters=OLMO_ROPE,
+        layer_types=["full_attention", *["sliding_attention"] * 2, "full_attention"],
+        mlp_layer_types=["sparse", "dense", "sparse", "sparse"],
+    ),
+    "aria": transformers.AriaTextConfig(
+        **SIZES, moe_num_experts=6, moe_topk=2, moe_num_shared_experts=2, rope_parameters=ROPE
+    ),
+    "granite-swa": transformers.GraniteSWAConfig(
+        **SIZES, **GRANITE, sliding_window=6, layer_rope_theta=[500.0, 0, 100, 0], rope_parameters=ROPE
+    ),
+    "granite-moe-swa": transformers.GraniteMoeSWAConfig(
+        **SIZES, **GRANITE, num_local_experts=6, num_experts_per_tok=2, shared_intermediate_size=20, sliding_window=6,
+        rope_parameters=ROPE,
+    ),
+    "cohere": transformers.CohereConfig(**SIZES, logit_scale=0.4, rope_parameters=ROPE),
+    "cohere2": transformers.Cohere2Config(
+        **SIZES, logit_scale=0.4, sliding_window=6, tie_word_embeddings=False, rope_parameters=ROPE
+    ),
+    "olmo": transformers.OlmoConfig(**SIZES, rope_parameters=ROPE),
+    "hunyuan": transformers.HunYuanDenseV1Config(
+        **SIZES, head_dim=12, rope_parameters={**ROPE, "rope_type": "dynamic", "factor": 1.0, "alpha": 3.0}
+    ),
+    "hunyuan-moe": transformers.HunYuanMoEV1Config(
+        **SIZES, head_dim=12, num_experts=6, moe_topk=2, tie_word_embeddings=True, rope_parameters=YARN
+    ),
     "hyperclovax": transformers.HyperCLOVAXConfig(**SIZES, **GRANITE, rope_parameters=ROPE),
     "glm": transformers.GlmConfig(**SIZES, head_dim=12, attention_bias=False, rope_parameters=HALF),
     "glm4": transformers.Glm4Config(**SIZES, head_dim=12, rope_parameters=HALF),

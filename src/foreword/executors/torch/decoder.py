@@ -120,7 +120,10 @@ class Layer(Generic[StepType]):
             self.products += self.mixer.products
         self.mlp: Mlp | Experts | None = None
         if layer.has_mlp:
-            self.mlp_norm, self.post_mlp_norm = norms_around(spec, prefix + "mlp_norm", prefix + "post_mlp_norm", load)
+            before, self.post_mlp_norm = norms_around(
+                spec, prefix + "mlp_norm", prefix + "post_mlp_norm", load, has_before=not spec.parallel_mlp
+            )
+            self.mlp_norm = None if spec.parallel_mlp else before
             if layer.moe is None:
                 self.mlp = Mlp(prefix, spec, load, layer.gate_cutoff)
                 self.products += [self.mlp.inputs, self.mlp.down]
@@ -139,14 +142,14 @@ class Layer(Generic[StepType]):
         """Return the layer's output and the input of its mixer. h: that of the layer before."""
         h = h if self.attn_norm is None else self.attn_norm(x)
         a = None if self.mixer is None else self.mixer(h, step)
-        return self._rest(self, x, a, step.loras), h
+        return self._rest(self, x, h, a, step.loras), h
 
-    def _after_mixer(self, x: Tensor, a: Tensor | None, loras: ProductChanges | None) -> Tensor:
-        """Return the layer's output. a: [T, hidden], the output of its mixer."""
+    def _after_mixer(self, x: Tensor, h: Tensor, a: Tensor | None, loras: ProductChanges | None) -> Tensor:
+        """Return the layer's output. h, a: [T, hidden], the input and the output of its mixer."""
         if a is not None:
             x = x + _scaled(self.post_attn_norm(a), self.mixer_scale)
         if self.mlp is not None:
-            h = self.mlp_norm(x)
+            h = h if self.mlp_norm is None else self.mlp_norm(x)
             m = self.mlp(h, loras) if isinstance(self.mlp, Mlp) else self.mlp(x, h, loras)
             x = x + _scaled(self.post_mlp_norm(m), self.mlp_scale)
         return x
@@ -161,7 +164,7 @@ class Layer(Generic[StepType]):
         x = predicted[0]
         h = self.attn_norm(x)
         x = x + _scaled(self.post_attn_norm(self.mixer(h, step)), self.mixer_scale)
-        x = self._after_mixer((x + of.laurel(h)) * 0.5**0.5, None, step.loras)
+        x = self._after_mixer((x + of.laurel(h)) * 0.5**0.5, h, None, step.loras)
         streams = of.correct(predicted, x)
         first = streams[0] if of.scale is None else streams[0] * of.scale
         return torch.cat([streams[:1], streams[1:] + self._of_inputs(first, inputs)])
@@ -194,8 +197,9 @@ class AttentionWeights:
     """The matrices and norms of one layer's attention.
 
     index: of the keys and values that it reads, among the layers that write some. norms: of queries and keys,
-    [head_dim] each, or of all heads together; None if the model has none. qk_eps: of these norms. sinks: [heads], or
-    None. ends: of queries, keys and values in the outputs of ``inputs``.
+    [head_dim] each, or of all heads together; None if the model has none. qk_eps: of these norms. query_scales:
+    [head_dim], factors of rotated queries, those of the keys included, or None. sinks: [heads], or None. ends: of
+    queries, keys and values in the outputs of ``inputs``.
     """
 
     def __init__(self, spec: DecoderSpec, index: int, load: Loader) -> None:
@@ -217,6 +221,7 @@ class AttentionWeights:
         if self.layer.unit_qk_eps is not None:
             ones = torch.ones(self.heads.head_dim, dtype=load.dtype, device=load.device)
             self.norms, self.qk_eps = (ones, ones), self.layer.unit_qk_eps
+        self.query_scales = load(prefix + "q_norm") * load(prefix + "k_norm") if spec.qk_scales else None
         self.sinks = load.among_heads(prefix + "sinks") if spec.attn_sinks else None
 
 
@@ -241,6 +246,8 @@ class PagedLayer(AttentionWeights):
     def __call__(self, h: Tensor, step: PagedStep) -> Tensor:
         rope = self.layer.rope
         q, k, v, gate = self._project(self, h, None if rope is None else step.rotations[rope], step.loras)
+        if self.query_scales is not None:
+            q = q * self.query_scales
         if self.layer.query_growth is not None:
             q = q * step.growths[self.layer.query_growth]
         if self._writes:

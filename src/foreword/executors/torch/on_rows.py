@@ -257,6 +257,8 @@ class _RowLayer(AttentionWeights):
             projected, queries, cache, num_tokens=T, norms=norms, eps=self.qk_eps, rope=rope,
             rope_rows=rope_rows,
         )  # fmt: skip
+        if self.query_scales is not None:
+            queries = queries * self.query_scales
         if self.layer.query_growth is not None:
             queries = queries * step.growths[self.layer.query_growth]
         attention.attend(

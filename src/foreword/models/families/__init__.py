@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from foreword.models.families import (
+    cohere,
     deepseek,
     delta,
     ernie,
@@ -15,6 +16,7 @@ from foreword.models.families import (
     glm,
     gpt_oss,
     granite,
+    hunyuan,
     layer_norms,
     lfm,
     llama,
@@ -27,6 +29,7 @@ from foreword.models.families import (
     olmo,
     phi,
     qwen,
+    routed,
     starcoder,
 )
 from foreword.models.families.base import Family
@@ -54,6 +57,9 @@ FAMILIES: Mapping[str, Family] = {
     **gpt_oss.FAMILIES,
     **deepseek.FAMILIES,
     **minicpm.FAMILIES,
+    **routed.FAMILIES,
+    **hunyuan.FAMILIES,
+    **cohere.FAMILIES,
     **minimax.FAMILIES,
     **llama4.FAMILIES,
     **falcon_h1.FAMILIES,

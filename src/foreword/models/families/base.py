@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.config import O_BIAS, USE_ITS_CONFIG, Config
 from foreword.models.keys import Key, Keys, only, only_in_gguf
 from foreword.models.rope import ROPE_KEYS, model_length, rope_parameters, rope_spec
 from foreword.models.spec import Activation, DecoderSpec, LayerSpec, MoeSpec, RopeSpec
@@ -40,6 +40,7 @@ DECODER = (
     Key("rms_norm_eps", 1e-6, gguf="attention.layer_norm_rms_epsilon"),
     Key("tie_word_embeddings", False),
     *ROPE_KEYS,
+    Key(O_BIAS, kind=bool),
     only("is_causal", True, gguf="attention.causal"),
     only("is_encoder_decoder", False),
     Key("pooling_type", gguf="pooling_type", kind=int),  # which the loader reads
@@ -70,13 +71,16 @@ DECODER = (
 )
 """Keys of every decoder."""
 
-WITH_BIASES = (Key("attention_bias", False), Key("mlp_bias", False), only("use_bias", False))
-"""The keys of families whose products of attention, and of the MLP, may have biases."""
 CAUSAL_OR_NOT = Key("is_causal", True, (True, False), gguf="attention.causal", gguf_default=True)
 """The key of families whose decoders may let tokens see later ones, as models of embeddings do."""
 HIDDEN_ACT = Key("hidden_act", "silu", tuple(ACTIVATIONS))
 MLP_BIAS = only("mlp_bias", False)
 BIASES = (only("attention_bias", False), MLP_BIAS, only("use_bias", False))
+"""The keys of families whose products have no biases."""
+ATTENTION_BIAS = (*BIASES, Key("attention_bias", False))
+"""The keys of families whose products of attention may have biases."""
+WITH_BIASES = (*ATTENTION_BIAS, Key("mlp_bias", False))
+"""The keys of families whose products of attention, and of the MLP, may have biases."""
 NEXT_TOKEN_HEADS = (Key(_OF_HEADS, gguf=_OF_HEADS.removeprefix("*."), kind=int),)
 """The key of families whose heads for further tokens are run."""
 NUM_FEATURES = Key("*.n_deepstack_layers", gguf="n_deepstack_layers", kind=int)
@@ -171,8 +175,9 @@ class Family:
     """The description of one family of models: how its files are read.
 
     title: its name on pages. spec: its `DecoderSpec` from a config. keys: those of the config, all of them.
-    names: where its safetensors differ from `SAFETENSORS_NAMES`. unused: beginnings of the names of tensors that are
-    left out: of heads that are not run, and of what its reference leaves out.
+    names: where its safetensors differ from `SAFETENSORS_NAMES`. renamed: parts of names in other checkpoints of it,
+    with what they are in ``names``. unused: beginnings of the names of tensors that are left out: of heads that are not
+    run, and of what its reference leaves out. constants: weights that no file has, by their one number.
     norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q and k rows in interleaved rotary
     order. gguf: the architecture's name in GGUF files, if it has one; more_gguf: other names.
     gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved
@@ -186,6 +191,8 @@ class Family:
     spec: Callable[[Config], DecoderSpec]
     keys: Keys
     names: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, float] = field(default_factory=dict)
     unused: tuple[str, ...] = ("score.",)
     norms_less_one: bool = False
     interleaved: bool = False
@@ -246,6 +253,7 @@ def decoder(
         "activation": ACTIVATIONS[config.get(act, str)] if act else "silu",
         "tie_embeddings": config.get("tie_word_embeddings", bool),
         "is_causal": config.get("is_causal", bool, True),
+        **_biases(config),
     }
     made = DecoderSpec(**{**spec, **differences})
     if not config.get("is_causal", bool, True) and any(layer.sliding_window is not None for layer in layers):
@@ -257,10 +265,15 @@ def decoder(
     return made
 
 
-def biases(config: Config) -> dict[str, Any]:
-    """Return which products have biases, of `WITH_BIASES`."""
-    of_attention = config.get("attention_bias", bool)
-    return {"qkv_bias": of_attention, "o_bias": of_attention, "mlp_bias": config.get("mlp_bias", bool)}
+def _biases(config: Config) -> dict[str, bool]:
+    """Return which products have biases, by the keys that the family has. GGUF files may have those of attention
+    without that of its last product.
+    """
+    every, attention, mlp = (
+        key in config.keys and config.get(key, bool) for key in ("use_bias", "attention_bias", "mlp_bias")
+    )
+    has_last = config.get(O_BIAS, bool, True)
+    return {"qkv_bias": attention or every, "o_bias": has_last and (attention or every), "mlp_bias": mlp or every}
 
 
 def kv_heads(config: Config, heads: int) -> int:

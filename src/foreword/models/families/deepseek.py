@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from foreword.models.rope import ROTARY_DIM, rope_parameters, rope_spec
 from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec
 
 _QUERY_DIM, _VALUE_DIM = "qk_head_dim", "v_head_dim"
+_OWN: Mapping[str, str] = {}
 _LENGTHS = ("*.attention.key_length", "*.attention.value_length")
 
 
@@ -39,13 +40,18 @@ def deepseek_v3(config: Config) -> DecoderSpec:
 
 
 def glm4_moe_lite(config: Config) -> DecoderSpec:
-    """Return a spec like V3's; ``mlp_layer_types`` lists the layers with experts, by default all but the first."""
+    """Return a spec like V3's, of which ``mlp_layer_types`` lists the layers with experts."""
+    return _deepseek(config, "glm4_moe_lite", sparse_flags(config, 1), grouped=True)
+
+
+def sparse_flags(config: Config, dense: int) -> list[bool]:
+    """Return whether each layer has experts: ``mlp_layer_types`` lists them, by default all but the first ``dense``."""
     count, types = num_layers(config), config.sequence("mlp_layer_types")
     if config.value("mlp_layer_types") is None:
-        types = ["dense", *["sparse"] * (count - 1)]
+        types = ["dense" if i < dense else "sparse" for i in range(count)]
     if len(types) != count or not all(kind in ("dense", "sparse") for kind in types):
         raise config.error(f"mlp_layer_types {types!r:.80} is not {count} of dense and sparse", USE_ITS_CONFIG)
-    return _deepseek(config, "glm4_moe_lite", [kind == "sparse" for kind in types], grouped=True)
+    return [kind == "sparse" for kind in types]
 
 
 def _deepseek(config: Config, architecture: str, sparse: Sequence[bool] | None = None, *, grouped: bool) -> DecoderSpec:
@@ -135,14 +141,18 @@ def _with_mscale(config: Config) -> Config:
     )
 
 
-def routed_experts(config: Config, *, is_sigmoid: bool, grouped: bool) -> MoeSpec:
-    """Return the experts of all sparse layers. is_sigmoid: whether the router has a sigmoid and a bias; else a softmax.
-    grouped: whether they may be in groups.
+def routed_experts(config: Config, names: Mapping[str, str] = _OWN, *, is_sigmoid: bool, grouped: bool) -> MoeSpec:
+    """Return the experts of all sparse layers. names: of the family's keys, see `routed_keys`. is_sigmoid: whether the
+    router has a sigmoid and a bias; else a softmax. grouped: whether they may be in groups.
     """
+
+    def key(usual: str) -> str:
+        return names.get(usual, usual)
+
     inner = config.size("moe_intermediate_size")
-    shared = config.get("n_shared_experts", int)
+    shared = config.get(key("n_shared_experts"), int)
     moe = MoeSpec(
-        num_experts=config.size("n_routed_experts", most=1 << 16),
+        num_experts=config.size(key("n_routed_experts"), most=1 << 16),
         experts_per_token=config.size("num_experts_per_tok"),
         intermediate_size=inner,
         norm_topk=config.get("norm_topk_prob", bool),
@@ -150,7 +160,7 @@ def routed_experts(config: Config, *, is_sigmoid: bool, grouped: bool) -> MoeSpe
         shared_gate=False,
         scoring="sigmoid" if is_sigmoid else "softmax",
         router_bias=is_sigmoid,
-        scale=config.positive("routed_scaling_factor"),
+        scale=config.positive(key("routed_scaling_factor")),
         sum_eps=1e-20,
         num_groups=config.size("n_group", 1) if grouped else 1,
         groups_per_token=config.size("topk_group", 1) if grouped else 1,
@@ -222,6 +232,13 @@ ROUTED_EXPERTS = (
     Key("routed_scaling_factor", 1.0, gguf="expert_weights_scale", gguf_default=1.0),
 )
 """Keys of `routed_experts`, and of the layers that have them."""
+
+
+def routed_keys(names: Mapping[str, str], *without: str) -> tuple[Key, ...]:
+    """Return `ROUTED_EXPERTS` with other names of keys, by their names there, and without those that a family lacks."""
+    return tuple(replace(key, name=names.get(key.name, key.name)) for key in ROUTED_EXPERTS if key.name not in without)
+
+
 _DEEPSEEK = (*_MLA, *ROUTED_EXPERTS)
 FAMILIES = {
     "deepseek_v2": Family(

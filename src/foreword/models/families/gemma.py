@@ -11,7 +11,7 @@ from typing import Any
 from foreword.models.config import Config
 from foreword.models.families.base import (
     ACTIVATIONS,
-    BIASES,
+    ATTENTION_BIAS,
     DECODER,
     WINDOWS,
     Family,
@@ -107,7 +107,7 @@ def _cap_key(name: str, default: float | None = None) -> Key:
 
 
 _COMMON = (
-    *(*DECODER, *BIASES, *WINDOWS),
+    *(*DECODER, *ATTENTION_BIAS, *WINDOWS),
     Key("hidden_activation", "gelu_pytorch_tanh", tuple(ACTIVATIONS)),
     Key("query_pre_attn_scalar"),
 )
@@ -152,7 +152,7 @@ FAMILIES = {
         "Gemma 1",
         gemma,
         table(
-            (*DECODER, *BIASES),
+            (*DECODER, *ATTENTION_BIAS),
             [only("hidden_act", "gelu_pytorch_tanh", "gelu"), only("hidden_activation", None, "gelu_pytorch_tanh")],
             [only("use_bidirectional_attention", None, False)],
             num_key_value_heads=16,

@@ -27,12 +27,12 @@ from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def glm(config: Config) -> DecoderSpec:
-    return decoder(config, "glm", _layers(config), qkv_bias=config.get("attention_bias", bool))
+    return decoder(config, "glm", _layers(config), o_bias=False)
 
 
 def glm4(config: Config) -> DecoderSpec:
     """Return the spec of GLM 4: GLM with additional norms after attention and after the MLP."""
-    return decoder(config, "glm4", _layers(config), qkv_bias=config.get("attention_bias", bool), post_norms=True)
+    return decoder(config, "glm4", _layers(config), o_bias=False, post_norms=True)
 
 
 def glm4_moe(config: Config) -> DecoderSpec:
@@ -40,8 +40,7 @@ def glm4_moe(config: Config) -> DecoderSpec:
     rotary, dense = rope(config), config.get("first_k_dense_replace", int)
     moe = routed_experts(config, is_sigmoid=True, grouped=True)
     layers = tuple(LayerSpec(rotary, moe=moe if i >= dense else None) for i in range(num_layers(config)))
-    has_bias, has_norms = config.get("attention_bias", bool), config.get("use_qk_norm", bool)
-    return decoder(config, "glm4_moe", layers, qkv_bias=has_bias, qk_norm=has_norms)
+    return decoder(config, "glm4_moe", layers, o_bias=False, qk_norm=config.get("use_qk_norm", bool))
 
 
 def solar_open(config: Config) -> DecoderSpec:
@@ -49,8 +48,7 @@ def solar_open(config: Config) -> DecoderSpec:
     moe = routed_experts(config, is_sigmoid=True, grouped=True)
     layers = (LayerSpec(rope(config), moe=moe),) * num_layers(config)
     inner = moe.intermediate_size  # no layer has a dense MLP
-    has_bias = config.get("attention_bias", bool)
-    return decoder(config, "solar_open", layers, intermediate_size=inner, qkv_bias=has_bias)
+    return decoder(config, "solar_open", layers, intermediate_size=inner, o_bias=False)
 
 
 def dots1(config: Config) -> DecoderSpec:
@@ -59,8 +57,7 @@ def dots1(config: Config) -> DecoderSpec:
     moe, first = routed_experts(config, is_sigmoid=True, grouped=True), config.get("max_window_layers", int)
     spans = windows(config, lambda i: i >= first)
     layers = tuple(LayerSpec(rotary, span, moe if i >= dense else None) for i, span in enumerate(spans))
-    has_bias = config.get("attention_bias", bool)
-    return decoder(config, "dots1", layers, qk_norm=True, qkv_bias=has_bias, o_bias=has_bias)
+    return decoder(config, "dots1", layers, qk_norm=True)
 
 
 def _layers(config: Config) -> tuple[LayerSpec, ...]:

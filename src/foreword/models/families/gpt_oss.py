@@ -30,14 +30,11 @@ def gpt_oss(config: Config) -> DecoderSpec:
     """
     config = _with_rope(config)
     rotary, moe = rope(config), replace(experts(config), scores_bias=True)
-    has_biases = config.get("attention_bias", bool)
     return decoder(
         config,
         "gpt_oss",
         tuple(LayerSpec(rotary, w, moe) for w in windows(config, lambda i: i % 2 == 0)),
         act=None,
-        qkv_bias=has_biases,
-        o_bias=has_biases,
         mlp_bias=True,
         attn_sinks=True,
         clamped_gate=ClampedGate(config.positive("swiglu_alpha"), config.positive("swiglu_limit")),

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from foreword.models.config import Config
+from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
-    BIASES,
+    ATTENTION_BIAS,
     DECODER,
     EXPERTS,
     HIDDEN_ACT,
+    WINDOWS,
     WITH_BIASES,
     Family,
     Rows,
-    biases,
     decoder,
     experts,
     head_dim,
     num_layers,
     rope,
+    windows,
 )
 from foreword.models.families.mamba import MAMBA, fused_mamba, mamba2
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, mixed_layers, state_names
 from foreword.models.keys import Key, only, table
-from foreword.models.rope import rope_parameters
-from foreword.models.spec import DecoderSpec, LayerSpec
+from foreword.models.rope import rope_parameters, rope_spec
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 
 def granite(config: Config) -> DecoderSpec:
@@ -43,13 +45,38 @@ def hyperclovax(config: Config) -> DecoderSpec:
         "logit_scale": config.positive("logits_scaling"),
         "post_norms": config.get("use_post_norm", bool),
     }
-    return decoder(config, "hyperclovax", layers, **differences, **biases(config))
+    return decoder(config, "hyperclovax", layers, **differences)
 
 
 def granite_moe(config: Config) -> DecoderSpec:
-    moe = replace(experts(config), shared_intermediate_size=config.get(_SHARED, int), shared_gate=False)
-    layer = LayerSpec(rope(config), moe=moe)
+    layer = LayerSpec(rope(config), moe=_moe(config))
     return decoder(config, "granitemoe", (layer,) * num_layers(config), **_multipliers(config))
+
+
+def granite_swa(config: Config) -> DecoderSpec:
+    """Return the spec of Granite Swash, with attention sinks: every fourth layer from the first on has no window.
+
+    ``layer_rope_theta`` has the rotary base of each layer; 0: it does not rotate.
+    """
+    count, thetas = num_layers(config), config.sequence("layer_rope_theta")
+    if config.value("layer_rope_theta") is None:
+        rotary = [rope(config)] * count
+    elif len(thetas) != count or not all(type(theta) in (int, float) and 0 <= theta < math.inf for theta in thetas):
+        raise config.error(f"layer_rope_theta {thetas!r:.80} is not {count} numbers from 0", USE_ITS_CONFIG)
+    else:
+        of_all = rope_parameters(config)
+        ropes = {
+            theta: rope_spec(config, head_dim(config), {**of_all, "rope_theta": theta}) for theta in {*thetas} - {0}
+        }
+        rotary = [ropes.get(theta) for theta in thetas]
+    spans = windows(config, lambda i: i % 4 != 0)
+    moe = _moe(config) if "num_local_experts" in config.keys else None
+    layers = tuple(LayerSpec(own, span, moe) for own, span in zip(rotary, spans, strict=True))
+    return decoder(config, "granite_swa", layers, attn_sinks=True, **_multipliers(config))
+
+
+def _moe(config: Config) -> MoeSpec:
+    return replace(experts(config), shared_intermediate_size=config.get(_SHARED, int), shared_gate=False)
 
 
 def granite_hybrid(config: Config) -> DecoderSpec:
@@ -126,13 +153,18 @@ _EXPERT_NAMES = {
     "experts.gate_up": _MOE + "input_linear.weight",
     "experts.down": _MOE + "output_linear.weight",
 }
+_RENAMED_EXPERTS = {
+    ".block_sparse_moe.router.weight": ".block_sparse_moe.router.layer.weight",
+    ".block_sparse_moe.experts.gate_up_proj": ".block_sparse_moe.input_linear.weight",
+    ".block_sparse_moe.experts.down_proj": ".block_sparse_moe.output_linear.weight",
+}
 _MLP = "model.layers.{i}.shared_mlp."
 _SHARED_NAMES = {
     "gate_up": _MLP + "input_linear.weight",
     **dict.fromkeys(("down", "shared.down"), _MLP + "output_linear.weight"),
 }
 _COMMON = (
-    *(*DECODER, HIDDEN_ACT, *BIASES),
+    *(*DECODER, HIDDEN_ACT, *ATTENTION_BIAS),
     _multiplier("embedding_multiplier", "embedding_scale"),
     _multiplier("residual_multiplier", "residual_scale"),
     _multiplier("logits_scaling", "logit_scale"),
@@ -145,6 +177,8 @@ _EXPERTS = (
     Key("moe_intermediate_size", kind=int),
     only("norm_topk_prob", True),
 )
+_SWASH = (*WINDOWS, Key("layer_rope_theta"))
+_SINKS = {"sinks": "model.layers.{i}.self_attn.sinks"}
 _SHARED_IN_GGUF = "expert_shared_feed_forward_length"
 _HYBRID = (
     *(*MAMBA, Key("layer_types"), only("hidden_act", "silu", "swish")),
@@ -154,25 +188,47 @@ _HYBRID = (
 )
 FAMILIES = {
     "granite": Family(
-        "Granite 3 and 4", granite, table(_COMMON, [_shared_key(None)]), gguf="granite", gguf_interleaved=True
+        "Granite 3 and 4",
+        granite,
+        table(_COMMON, WITH_BIASES, [_shared_key(None)]),
+        gguf="granite",
+        gguf_interleaved=True,
     ),
     "hyperclovax": Family(
         "HyperCLOVA X SEED",
         hyperclovax,
-        table(
-            (key for key in _COMMON if key.name not in ("attention_bias", "mlp_bias", "use_bias")),
-            [*WITH_BIASES, Key("use_post_norm", True), Key("attention_multiplier", kind=float)],
-        ),
+        table(*(_COMMON, WITH_BIASES), [Key("use_post_norm", True), Key("attention_multiplier", kind=float)]),
         names={
             "post_attn_norm": "model.layers.{i}.post_norm1.weight",
             "post_mlp_norm": "model.layers.{i}.post_norm2.weight",
         },
+    ),
+    "granite_swa": Family(
+        "Granite Swash",
+        granite_swa,
+        table(
+            *(_COMMON, WITH_BIASES, _SWASH),
+            num_key_value_heads=4,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            sliding_window=128,
+        ),
+        names=_SINKS,
+    ),
+    "granitemoe_swa": Family(
+        "Granite Swash with experts",
+        granite_swa,
+        table(_COMMON, _EXPERTS, _SWASH, [_shared_key(0)], sliding_window=128),
+        names={**_EXPERT_NAMES, **_SHARED_NAMES, **_SINKS},
+        renamed=_RENAMED_EXPERTS,
+        fused=_fused_hybrid,
     ),
     "granitemoe": Family(
         "Granite with experts",
         granite_moe,
         table(_COMMON, _EXPERTS, [_shared_key(0)]),
         names=_EXPERT_NAMES,
+        renamed=_RENAMED_EXPERTS,
         fused=_fused_experts,
         gguf="granitemoe",
         gguf_interleaved=True,
@@ -183,6 +239,7 @@ FAMILIES = {
         granite_moe,
         table(_COMMON, _EXPERTS, [_shared_key(0)]),
         names={**_EXPERT_NAMES, **_SHARED_NAMES},
+        renamed=_RENAMED_EXPERTS,
         fused=_fused_hybrid,
         gguf="granitemoe",
         gguf_interleaved=True,
@@ -193,6 +250,7 @@ FAMILIES = {
         granite_hybrid,
         table(_COMMON, _EXPERTS, _HYBRID),
         names={**_EXPERT_NAMES, **state_names("mamba"), **_SHARED_NAMES},
+        renamed=_RENAMED_EXPERTS,
         fused=_fused_hybrid,
         gguf="granitehybrid",
         gguf_names=STATE_NAMES_IN_GGUF,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foreword.models.config import Config
-from foreword.models.families.base import DECODER, HIDDEN_ACT, WITH_BIASES, Family, biases, decoder, num_layers, rope
+from foreword.models.families.base import DECODER, HIDDEN_ACT, WITH_BIASES, Family, decoder, num_layers, rope
 from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.rope import PARTIAL_ROTARY
 from foreword.models.spec import DecoderSpec, LayerSpec
@@ -24,7 +24,7 @@ def stablelm(config: Config) -> DecoderSpec:
 def jais2(config: Config) -> DecoderSpec:
     """Return the spec of Jais 2, whose MLP has no gate, and whose products have biases."""
     layers = (LayerSpec(rope(config)),) * num_layers(config)
-    return decoder(config, "jais2", layers, eps="layer_norm_eps", layer_norm=True, gated_mlp=False, **biases(config))
+    return decoder(config, "jais2", layers, eps="layer_norm_eps", layer_norm=True, gated_mlp=False)
 
 
 _COMMON = (
@@ -36,7 +36,7 @@ FAMILIES = {
         "Nemotron (Minitron)",
         nemotron,
         table(
-            *(_COMMON, [only("attention_bias", False), only("mlp_bias", False)]),
+            *(_COMMON, WITH_BIASES),
             [Key("norm_eps", 1e-5, gguf="attention.layer_norm_epsilon")],
             [only_in_gguf("use_parallel_residual", False, 0)],
             hidden_act="relu2",

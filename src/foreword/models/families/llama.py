@@ -11,12 +11,10 @@ from foreword.models.families.base import (
     DECODER,
     HIDDEN_ACT,
     MAX_WINDOW,
-    MLP_BIAS,
     NORMED_EXPERTS,
     WINDOWS,
     WITH_BIASES,
     Family,
-    biases,
     decoder,
     experts,
     num_layers,
@@ -37,8 +35,8 @@ def llama(config: Config) -> DecoderSpec:
 
 
 def internlm3(config: Config) -> DecoderSpec:
-    """Return the spec of InternLM 3 and of IQuest-Coder, which are Llama with biases."""
-    return decoder(config, "llama", (LayerSpec(rope(config)),) * num_layers(config), **biases(config))
+    """Return the spec of InternLM 3 and of IQuest-Coder, which are Llama."""
+    return decoder(config, "llama", (LayerSpec(rope(config)),) * num_layers(config))
 
 
 def mistral(config: Config) -> DecoderSpec:
@@ -66,7 +64,7 @@ def _scaled(config: Config) -> Config:
 
 
 def helium(config: Config) -> DecoderSpec:
-    return decoder(config, "helium", (LayerSpec(rope(config)),) * num_layers(config))
+    return decoder(config, "helium", (LayerSpec(rope(config)),) * num_layers(config), o_bias=False)
 
 
 def mixtral(config: Config) -> DecoderSpec:
@@ -84,9 +82,8 @@ def arcee(config: Config) -> DecoderSpec:
 
 
 def seed_oss(config: Config) -> DecoderSpec:
-    qkv_bias, o_bias = config.get("attention_bias", bool), config.get("attention_out_bias", bool)
     layers = (LayerSpec(rope(config)),) * num_layers(config)
-    return decoder(config, "seed_oss", layers, qkv_bias=qkv_bias, o_bias=o_bias)
+    return decoder(config, "seed_oss", layers, o_bias=config.get("attention_out_bias", bool))
 
 
 def smollm3(config: Config) -> DecoderSpec:
@@ -109,6 +106,7 @@ def smollm3(config: Config) -> DecoderSpec:
 _WINDOW = "*.attention.sliding_window"
 _MIXTRAL = "model.layers.{i}.block_sparse_moe."
 _COMMON = (*DECODER, HIDDEN_ACT, *BIASES)
+_BIASED = (*DECODER, HIDDEN_ACT, *WITH_BIASES)
 _CWM_ROPE = {
     "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
@@ -117,7 +115,7 @@ FAMILIES = {
     "llama": Family(
         "Llama 2 and 3",
         llama,
-        table(_COMMON, NORMED_EXPERTS, [CAUSAL_OR_NOT, Key(_WINDOW, gguf=_WINDOW.removeprefix("*."), kind=int)]),
+        table(_BIASED, NORMED_EXPERTS, [CAUSAL_OR_NOT, Key(_WINDOW, gguf=_WINDOW.removeprefix("*."), kind=int)]),
         gguf="llama",
         gguf_interleaved=True,
     ),
@@ -125,7 +123,7 @@ FAMILIES = {
         "InternLM 3",
         internlm3,
         table(
-            [*DECODER, HIDDEN_ACT, *WITH_BIASES, only("qkv_bias", False), only("bias", False)],
+            [*_BIASED, only("qkv_bias", False), only("bias", False)],
             num_key_value_heads=2,
             head_dim=128,
             rms_norm_eps=1e-5,
@@ -135,7 +133,7 @@ FAMILIES = {
         "IQuest-Coder",
         internlm3,
         table(
-            [*DECODER, HIDDEN_ACT, *WITH_BIASES, only("clip_qkv", None), only("use_sliding_window", False)],
+            [*_BIASED, only("clip_qkv", None), only("use_sliding_window", False)],
             num_key_value_heads=8,
             head_dim=128,
             rms_norm_eps=1e-5,
@@ -154,14 +152,20 @@ FAMILIES = {
         "Code World Model",
         cwm,
         {
-            **table(_COMMON, WINDOWS, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=1e6),
+            **table(
+                *(_COMMON, WINDOWS, [Key("mlp_bias", False)]),
+                num_key_value_heads=8,
+                head_dim=128,
+                rms_norm_eps=1e-5,
+                rope_theta=1e6,
+            ),
             "sliding_window": Key("sliding_window", 8192, kind=int),
         },
     ),
     "helium": Family(
         "Helium",
         helium,
-        table(_COMMON, num_key_value_heads=20, head_dim=128, rms_norm_eps=1e-8, rope_theta=1e5),
+        table(_BIASED, num_key_value_heads=20, head_dim=128, rms_norm_eps=1e-8, rope_theta=1e5),
         interleaved=True,
     ),
     "mixtral": Family(
@@ -179,7 +183,12 @@ FAMILIES = {
         "ERNIE 4.5",
         ernie4_5,
         table(
-            _COMMON, num_key_value_heads=2, rms_norm_eps=1e-5, tie_word_embeddings=True, rope_theta=5e5, head_dim=128
+            *(_COMMON, [Key("use_bias", False)]),
+            num_key_value_heads=2,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            rope_theta=5e5,
+            head_dim=128,
         ),
         interleaved=True,
         gguf="ernie4_5",
@@ -188,18 +197,14 @@ FAMILIES = {
     "arcee": Family(
         "Arcee (AFM)",
         arcee,
-        table((*DECODER, *BIASES), [only("hidden_act", "relu2")], rms_norm_eps=1e-5),
+        table(_BIASED, [only("hidden_act", "relu2")], rms_norm_eps=1e-5),
         gguf="arcee",
         gguf_interleaved=True,
     ),
     "seed_oss": Family(
         "Seed-OSS",
         seed_oss,
-        table(
-            [*DECODER, HIDDEN_ACT, MLP_BIAS, Key("attention_bias", True), Key("attention_out_bias", False)],
-            num_key_value_heads=8,
-            head_dim=128,
-        ),
+        table([*_BIASED, Key("attention_out_bias", False)], attention_bias=True, num_key_value_heads=8, head_dim=128),
         gguf="seed_oss",
         gguf_names={"mlp_norm": "blk.{i}.post_attention_norm.weight"},
     ),
@@ -207,7 +212,7 @@ FAMILIES = {
         "SmolLM3",
         smollm3,
         table(
-            *(_COMMON, WINDOWS),
+            *(_BIASED, WINDOWS),
             [Key("no_rope_layers"), Key("no_rope_layer_interval", 4), Key("use_sliding_window", False)],
             num_key_value_heads=4,
             tie_word_embeddings=True,

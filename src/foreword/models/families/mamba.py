@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import BIASES, DECODER, Family, Rows, decoder, num_layers, rope
+from foreword.models.families.base import ATTENTION_BIAS, DECODER, Family, Rows, decoder, num_layers, rope
 from foreword.models.families.states import mixed_layers, recurrent_of, stacked, state_names
 from foreword.models.keys import Key, only, table
 from foreword.models.recurrent import Normed, RecurrentSpec, Scales
@@ -77,7 +77,7 @@ FAMILIES = {
         "Bamba: Mamba 2 and attention layers",
         bamba,
         table(
-            *((*DECODER, *BIASES), MAMBA, _BAMBA),
+            *((*DECODER, *ATTENTION_BIAS), MAMBA, _BAMBA),
             num_key_value_heads=8,
             rms_norm_eps=1e-5,
             partial_rotary_factor=0.5,

@@ -10,6 +10,7 @@ from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
+    ATTENTION_BIAS,
     BIASES,
     DECODER,
     EXPERTS,
@@ -22,8 +23,13 @@ from foreword.models.families.base import (
     rope,
     windows,
 )
-from foreword.models.keys import Key, only, table
+from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.spec import DecoderSpec, LayerSpec
+
+
+def olmo(config: Config) -> DecoderSpec:
+    """Return the spec of OLMo, which is a Llama with LayerNorm without weights."""
+    return decoder(config, "olmo", (LayerSpec(rope(config)),) * num_layers(config), eps=_EPS, layer_norm=True)
 
 
 def olmo2(config: Config) -> DecoderSpec:
@@ -49,16 +55,19 @@ def olmo3(config: Config) -> DecoderSpec:
 
 
 def exaone4(config: Config) -> DecoderSpec:
-    """Return the spec of EXAONE 4, which has norms of each head.
+    """Return the spec of EXAONE 4, which has norms of each head."""
+    return decoder(config, "exaone4", hybrid_layers(config), pre_norms=False, post_norms=True, qk_norm=True)
 
-    With a window, the last layer of every ``sliding_window_pattern`` layers, or of its number of letters (LLLG), has
-    full attention without rotation, and the others have the window. Raise ModelError for a pattern of another form.
+
+def hybrid_layers(config: Config) -> tuple[LayerSpec, ...]:
+    """Return layers of which, with a window, the last of every ``sliding_window_pattern`` layers, or of its number of
+    letters (LLLG), has full attention without rotation, and the others have the window. Raise ModelError for a pattern
+    of another form.
     """
     rotary, every = rope(config), _pattern(config)
     has_windows = config.value("sliding_window") is not None
     spans = windows(config, lambda i: has_windows and (i + 1) % every != 0)
-    layers = (LayerSpec(rotary if span or not has_windows else None, span) for span in spans)
-    return decoder(config, "exaone4", tuple(layers), pre_norms=False, post_norms=True, qk_norm=True)
+    return tuple(LayerSpec(rotary if span or not has_windows else None, span) for span in spans)
 
 
 def _pattern(config: Config) -> int:
@@ -96,19 +105,35 @@ _NAMES = {
     "post_attn_norm": "model.layers.{i}.post_attention_layernorm.weight",
     "post_mlp_norm": "model.layers.{i}.post_feedforward_layernorm.weight",
 }
-_COMMON = (*DECODER, HIDDEN_ACT, *BIASES)
+_EPS = "*.attention.layer_norm_epsilon"
+_CONSTANTS = {
+    f"{name}_norm{end}": value for name in ("attn", "mlp", "final") for end, value in (("", 1.0), ("_bias", 0.0))
+}
+_COMMON = (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS)
 _OLMO3 = (
     *WINDOWS,
     Key("sliding_window", 4096, gguf="attention.sliding_window", kind=int),
     Key("sliding_window_pattern", gguf="attention.sliding_window_pattern"),
 )
 FAMILIES = {
+    "olmo": Family(
+        "OLMo (2024)",
+        olmo,
+        table(
+            (key for key in _COMMON if key.name != "rms_norm_eps"),
+            [only_in_gguf("attention.layer_norm_rms_epsilon", None), only("clip_qkv", None)],
+            [Key(_EPS, 1e-5, gguf=_EPS.removeprefix("*."), gguf_default=1e-5)],
+        ),
+        constants=_CONSTANTS,
+        gguf="olmo",
+        gguf_interleaved=True,
+    ),
     "olmo2": Family("OLMo 2", olmo2, table(_COMMON, rms_norm_eps=1e-5), names=_NAMES, gguf="olmo2"),
     "exaone4": Family(
         "EXAONE 4",
         exaone4,
         table(
-            (*_COMMON, *WINDOWS),
+            (*_COMMON, *BIASES, *WINDOWS),
             [Key("sliding_window", 4096, gguf="attention.sliding_window", kind=int)],
             [Key("sliding_window_pattern", 4, gguf="attention.sliding_window_pattern", gguf_default=4, kind=object)],
             rms_norm_eps=1e-5,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
-    BIASES,
+    ATTENTION_BIAS,
     CAUSAL_OR_NOT,
     DECODER,
     EXPERTS,
@@ -82,7 +82,7 @@ def qwen3_moe(config: Config) -> DecoderSpec:
 
 
 _QWEN2 = (*DECODER, CAUSAL_OR_NOT, HIDDEN_ACT, *WINDOWS, Key("use_sliding_window", False), Key("max_window_layers", 28))
-_QWEN3, _SPARSE = (*_QWEN2, *BIASES, ROTARY_SECTIONS, NUM_FEATURES), (*EXPERTS, *SPARSE_LAYERS)
+_QWEN3, _SPARSE = (*_QWEN2, *ATTENTION_BIAS, ROTARY_SECTIONS, NUM_FEATURES), (*EXPERTS, *SPARSE_LAYERS)
 FAMILIES = {
     "qwen2": Family(
         "Qwen2",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from foreword.models.config import Config
 from foreword.models.families.base import DECODER, HIDDEN_ACT, WINDOWS, Family, decoder, num_layers, rope, same_window
 from foreword.models.keys import Key, only, only_in_gguf, table
@@ -12,8 +10,7 @@ from foreword.models.spec import DecoderSpec, LayerSpec
 
 def starcoder2(config: Config) -> DecoderSpec:
     layers = (LayerSpec(rope(config), same_window(config)),) * num_layers(config)
-    biases: dict[str, Any] = {name: config.get("use_bias", bool) for name in ("qkv_bias", "o_bias", "mlp_bias")}
-    return decoder(config, "starcoder2", layers, eps="norm_epsilon", layer_norm=True, gated_mlp=False, **biases)
+    return decoder(config, "starcoder2", layers, eps="norm_epsilon", layer_norm=True, gated_mlp=False)
 
 
 _MLP = "model.layers.{i}.mlp."

@@ -1,0 +1,241 @@
+"""Families with experts as DeepSeek V3's, or a sigmoid router without a bias, behind attention of another form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from foreword.models.config import Config
+from foreword.models.families.base import (
+    ATTENTION_BIAS,
+    BIASES,
+    DECODER,
+    EXPERTS,
+    HIDDEN_ACT,
+    SHARED_EXPERT,
+    SPARSE_LAYERS,
+    WINDOWS,
+    Family,
+    check_groups,
+    decoder,
+    experts,
+    num_layers,
+    rope,
+    sparse_layers,
+    windows,
+)
+from foreword.models.families.deepseek import ROUTED_NAMES, routed_experts, routed_keys, sparse_flags
+from foreword.models.families.olmo import hybrid_layers
+from foreword.models.keys import Key, only, only_in_gguf, table
+from foreword.models.rope import PARTIAL_ROTARY
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
+
+
+def afmoe(config: Config) -> DecoderSpec:
+    """Return the spec of Trinity: attention with a gate, which rotates in layers with a window alone."""
+    rotary, every = rope(config), config.size("global_attn_every_n_layers")
+    dense = config.get("num_dense_layers", int)
+    moe = routed_experts(config, _AFMOE, is_sigmoid=True, grouped=False)
+    spans = windows(config, lambda i: (i + 1) % every != 0)
+    layers = (LayerSpec(rotary if span else None, span, moe if i >= dense else None) for i, span in enumerate(spans))
+    is_scaled = config.get("mup_enabled", bool) or bool(config.prefix)  # GGUF files are of such models
+    scale = math.sqrt(config.size("hidden_size")) if is_scaled else 1.0
+    return decoder(config, "afmoe", tuple(layers), qk_norm=True, attn_gate=True, post_norms=True, embedding_scale=scale)
+
+
+def exaone_moe(config: Config) -> DecoderSpec:
+    """Return the spec of K-EXAONE, which is an EXAONE 4 with experts and norms before attention and MLP."""
+    moe = routed_experts(config, _EXAONE, is_sigmoid=True, grouped=True)
+    sparse = sparse_flags(config, config.get("first_k_dense_replace", int))
+    layers = (
+        replace(layer, moe=moe if has else None) for layer, has in zip(hybrid_layers(config), sparse, strict=True)
+    )
+    return decoder(config, "exaone_moe", tuple(layers), qk_norm=True)
+
+
+def hy_v3(config: Config) -> DecoderSpec:
+    moe = routed_experts(config, _HUNYUAN, is_sigmoid=True, grouped=False)
+    rotary = rope(config)
+    layers = tuple(LayerSpec(rotary, moe=moe if has else None) for has in sparse_flags(config, 1))
+    return decoder(config, "hy_v3", layers, qk_norm=True)
+
+
+def flint(config: Config) -> DecoderSpec:
+    """Return the spec of Flint: attention sinks, and a rotation in layers with a window alone."""
+    if config.value("mlp_only_layers") is None:
+        config = replace(config, values={**config.values, "mlp_only_layers": [0, 1]})
+    rotary, last = rope(config), num_layers(config) - 1
+    spans = windows(config, lambda i: i >= 2 and i % 4 != 1 and i != last)
+    moe = replace(experts(config, shared=True), scoring="sigmoid", shared_gate=False)
+    layers = (
+        LayerSpec(rotary if span else None, span, of)
+        for span, of in zip(spans, sparse_layers(config, moe), strict=True)
+    )
+    return decoder(config, "flint", tuple(layers), qk_norm=True, attn_sinks=True)
+
+
+def mellum(config: Config) -> DecoderSpec:
+    """Return the spec of Mellum 2: a Qwen3 whose layers with a window have rotary parameters of their own."""
+    if config.value("rope_parameters") is None:
+        config = replace(config, values={**config.values, "rope_parameters": _MELLUM_ROPE})
+    full, local = (rope(config, f"{kind}_attention") for kind in ("full", "sliding"))
+    moe = experts(config)
+    layers = (
+        LayerSpec(local if span else full, span, moe if has else None)
+        for span, has in zip(windows(config, lambda i: False), sparse_flags(config, 0), strict=True)
+    )
+    return decoder(config, "mellum", tuple(layers), qk_norm=True)
+
+
+def aria(config: Config) -> DecoderSpec:
+    """Return the spec of the decoder of Aria, a Llama with experts that are as wide as its MLP would be."""
+    inner, shared = config.size("intermediate_size"), config.get("moe_num_shared_experts", int)
+    moe = MoeSpec(
+        config.size("moe_num_experts"),
+        config.size("moe_topk"),
+        inner,
+        shared_intermediate_size=max(0, shared) * inner,
+        shared_gate=False,
+    )
+    check_groups(config, moe)
+    return decoder(config, "aria_text", (LayerSpec(rope(config), moe=moe),) * num_layers(config))
+
+
+_AFMOE = {
+    "n_routed_experts": "num_experts",
+    "n_shared_experts": "num_shared_experts",
+    "routed_scaling_factor": "route_scale",
+    "first_k_dense_replace": "num_dense_layers",
+}
+_EXAONE = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+_HUNYUAN = {**_EXAONE, "routed_scaling_factor": "router_scaling_factor"}
+_GROUPS, _NORMED = (
+    ("n_group", "topk_group"),
+    Key("norm_topk_prob", True, (True,), gguf="expert_weights_norm", gguf_default=True),
+)
+_MELLUM_ROPE = {
+    "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+_PATTERN = "attention.sliding_window_pattern"
+_LAYER, _MLP = "model.layers.{i}.", "model.layers.{i}.mlp."
+FAMILIES = {
+    "afmoe": Family(
+        "Trinity (AFMoE)",
+        afmoe,
+        table(
+            (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *WINDOWS, *routed_keys(_AFMOE, *_GROUPS), _NORMED),
+            [Key("global_attn_every_n_layers", 4, gguf=_PATTERN, gguf_default=4), Key("mup_enabled", False)],
+            [only_in_gguf("expert_gating_func", 2, 0), only_in_gguf("rope.freq_base_swa", None)],
+            head_dim=128,
+            rms_norm_eps=1e-5,
+            sliding_window=1024,
+            num_dense_layers=1,
+            moe_intermediate_size=1408,
+            num_experts_per_tok=6,
+        ),
+        names={
+            **ROUTED_NAMES,
+            "router": _MLP + "router.gate.weight",
+            "router_bias": _MLP + "expert_bias",
+            "attn_gate": _LAYER + "self_attn.gate_proj.weight",
+            "post_attn_norm": _LAYER + "post_attention_layernorm.weight",
+            "mlp_norm": _LAYER + "pre_mlp_layernorm.weight",
+            "post_mlp_norm": _LAYER + "post_mlp_layernorm.weight",
+        },
+        gguf="afmoe",
+        gguf_names={"attn_gate": "blk.{i}.attn_gate.weight"},
+    ),
+    "exaone_moe": Family(
+        "K-EXAONE",
+        exaone_moe,
+        table(
+            (*DECODER, HIDDEN_ACT, *BIASES, *WINDOWS, *routed_keys(_EXAONE)),
+            [Key("sliding_window", 4096, kind=int), Key("sliding_window_pattern", 4, kind=object)],
+            [Key("mlp_layer_types")],
+            num_key_value_heads=32,
+            rms_norm_eps=1e-5,
+            first_k_dense_replace=1,
+            moe_intermediate_size=1024,
+            num_shared_experts=1,
+            num_experts_per_tok=8,
+            norm_topk_prob=True,
+            routed_scaling_factor=2.5,
+            n_group=1,
+            topk_group=1,
+        ),
+        names=ROUTED_NAMES,
+        renamed={".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias"},
+        unused=("score.", "mtp."),
+    ),
+    "hy_v3": Family(
+        "Hunyuan 3",
+        hy_v3,
+        table(
+            (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *routed_keys(_HUNYUAN, *_GROUPS, "first_k_dense_replace"), _NORMED),
+            [Key("mlp_layer_types"), only("num_local_experts", None), only("enable_moe_fp32_combine", True, False)],
+            num_key_value_heads=8,
+            head_dim=128,
+            rms_norm_eps=1e-5,
+            rope_theta=11_158_840.0,
+            num_experts=192,
+            num_experts_per_tok=8,
+            num_shared_experts=1,
+            moe_intermediate_size=1536,
+            router_scaling_factor=2.826,
+        ),
+        names={**ROUTED_NAMES, "router_bias": _MLP + "e_score_correction_bias"},
+        renamed={
+            ".mlp.router.gate.": ".mlp.gate.",
+            ".mlp.expert_bias": ".mlp.e_score_correction_bias",
+            ".mlp.shared_mlp.": ".mlp.shared_experts.",
+        },
+        unused=("score.", "model.layers.80."),
+    ),
+    "flint": Family(
+        "Flint",
+        flint,
+        table(
+            (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *WINDOWS, *EXPERTS, *SPARSE_LAYERS, SHARED_EXPERT),
+            num_key_value_heads=4,
+            head_dim=128,
+            sliding_window=513,
+            num_experts=256,
+            num_experts_per_tok=6,
+            moe_intermediate_size=512,
+            shared_expert_intermediate_size=1024,
+        ),
+        names={"sinks": _LAYER + "self_attn.sinks"},
+        renamed={".self_attn.softmax_offset": ".self_attn.sinks"},
+    ),
+    "mellum": Family(
+        "Mellum 2",
+        mellum,
+        table(
+            (*DECODER, HIDDEN_ACT, PARTIAL_ROTARY, *ATTENTION_BIAS, *WINDOWS, *EXPERTS, Key("mlp_layer_types")),
+            [only("rope_theta", 10000.0), only("rope_scaling", None)],
+            [Key(name, kind=int) for name in ("num_mtp_layers", "num_nextn_predict_layers")],
+            num_key_value_heads=4,
+            head_dim=128,
+            sliding_window=1024,
+            num_local_experts=64,
+            num_experts_per_tok=8,
+            moe_intermediate_size=896,
+        ),
+        unused=("score.", "mtp."),
+    ),
+    "aria_text": Family(
+        "Aria, its decoder",
+        aria,
+        table(
+            (*DECODER, *ATTENTION_BIAS, only("hidden_act", "silu", "swish")),
+            [Key("moe_num_experts", 8), Key("moe_topk", 2), Key("moe_num_shared_experts", 2)],
+        ),
+        names={**ROUTED_NAMES, "router": _MLP + "router.weight"},
+        renamed={
+            ".mlp.experts.fc1.weight": ".mlp.experts.gate_up_proj",
+            ".mlp.experts.fc2.weight": ".mlp.experts.down_proj",
+        },
+        transposed_experts=True,
+    ),
+}
