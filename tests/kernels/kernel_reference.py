@@ -146,6 +146,7 @@ SPECS: dict[str, DecoderSpec] = {
     "post_norms_alone": tiny_spec(
         pre_norms=False,
         post_norms=True,
+        qkv_bias=True,
         qk_norm=True,
         joint_qk_norm=True,
         layers=(LayerSpec(rope(16), 24), LayerSpec(rope(16))),
@@ -161,6 +162,12 @@ SPECS: dict[str, DecoderSpec] = {
     ),
     "layer_norm": tiny_spec(
         layer_norm=True, gated_mlp=False, qkv_bias=True, o_bias=True, mlp_bias=True, activation="gelu_tanh"
+    ),
+    "parallel": tiny_spec(
+        layer_norm=True,
+        parallel_mlp=True,
+        qk_scales=True,
+        layers=(LayerSpec(rope(16), 24, unit_qk_eps=1e-3), LayerSpec(None, unit_qk_eps=1e-3)),
     ),
     "sinks": tiny_spec(
         qkv_bias=True,
@@ -317,7 +324,8 @@ class Reference:
                     low = h @ self._w(p + "laurel_left").T @ self._w(p + "laurel_right").T
                     x = (x + h + self._residual_norm(low, p + "laurel_norm")) / np.sqrt(2)
             if layer.has_mlp:
-                h = self._residual_norm(x, p + "mlp_norm") if spec.pre_norms else x
+                if not spec.parallel_mlp:
+                    h = self._residual_norm(x, p + "mlp_norm") if spec.pre_norms else x
                 m = self._mlp(p, h, layer.gate_cutoff) if layer.moe is None else self._moe(p, layer.moe, h, x)
                 m = self._residual_norm(m, p + "post_mlp_norm") if spec.post_norms else m
                 x = x + spec.residual_scale * layer.mlp_scale * m
@@ -392,6 +400,8 @@ class Reference:
         q, k = _rotate(q, layer.rope), _rotate(k, layer.rope)
         if layer.unit_qk_eps is not None:  # as Llama 4 has it, after the rotation
             q, k = (_norm(part, np.ones(spec.head_dim), layer.unit_qk_eps) for part in (q, k))
+        if spec.qk_scales:
+            q, k = q * self._w(p + "q_norm"), k * self._w(p + "k_norm")
         if (growth := layer.query_growth) is not None:
             q = (
                 q
