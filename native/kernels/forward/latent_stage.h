@@ -45,7 +45,7 @@ class LatentStage {
   ProductInput q_input_;
   FloatRows q_normed_;        // [threads, q_rank]
   FloatRows queries_;         // [T, heads, query_dim], of the second product of q
-  Inputs nope_, latents_;     // of Wk_b and Wv_b
+  Inputs nope_, latents_;     // inputs of Wk_b and Wv_b
   FloatRows values_;          // [T, heads, value_dim]
 };
 

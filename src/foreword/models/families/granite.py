@@ -28,7 +28,7 @@ from foreword.models.families.mamba import MAMBA, fused_mamba, mamba2
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, mixed_layers, state_names
 from foreword.models.keys import Key, only, table
 from foreword.models.rope import rope_parameters, rope_spec
-from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
 
 
 def granite(config: Config) -> DecoderSpec:
@@ -60,7 +60,7 @@ def granite_swa(config: Config) -> DecoderSpec:
     """
     count, thetas = num_layers(config), config.sequence("layer_rope_theta")
     if config.value("layer_rope_theta") is None:
-        rotary = [rope(config)] * count
+        rotary: list[RopeSpec | None] = [rope(config)] * count
     elif len(thetas) != count or not all(type(theta) in (int, float) and 0 <= theta < math.inf for theta in thetas):
         raise config.error(f"layer_rope_theta {thetas!r:.80} is not {count} numbers from 0", USE_ITS_CONFIG)
     else:
