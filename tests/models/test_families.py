@@ -56,6 +56,18 @@ def test_a_checkpoint_may_have_the_names_of_the_modules_of_transformers(tmp_path
     assert_logits(load_model(write_model(tmp_path / "model", TINY[name]["config"], tensors)), name)
 
 
+@pytest.mark.parametrize("name", ["llama-biases", "qwen2", "gemma3", "ernie4_5", "dots1", "hunyuan"])
+def test_queries_keys_and_values_may_be_in_one_tensor_as_gate_and_up(tmp_path, name):
+    tensors = random_tensors(TINY[name]["shapes"])
+    for module, parts in {"self_attn": "qkv", "mlp": ("gate", "up")}.items():
+        for key in [key for key in tensors if re.search(rf"\.{module}\.{parts[0]}_proj\.", key)]:
+            if (module, key.rpartition(".")[2]) != ("mlp", "bias"):
+                own = [tensors.pop(key.replace(f".{parts[0]}_proj", f".{part}_proj")) for part in parts]
+                one = "qkv_proj" if module == "self_attn" else "gate_up_proj"
+                tensors[key.replace(f"{parts[0]}_proj", one)] = np.concatenate(own)
+    assert_logits(load_model(write_model(tmp_path / "model", TINY[name]["config"], tensors)), name)
+
+
 def test_each_layer_may_have_its_own_number_of_experts_per_token():
     config = TINY["hunyuan-moe"]["config"] | {"moe_topk": [2, 1, 3, 2]}
     spec = FAMILIES["hunyuan_v1_moe"].read(Config(Path("config.json"), config))

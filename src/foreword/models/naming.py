@@ -15,7 +15,7 @@ import numpy as np
 from foreword.errors import ModelError
 from foreword.models.config import ROPE_FACTORS
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
-from foreword.models.families.base import GGUF_LAYER, SAFETENSORS_LAYER, SAFETENSORS_NAMES, Family, Rows
+from foreword.models.families.base import GGUF_LAYER, SAFETENSORS_LAYER, SAFETENSORS_NAMES, Family, Rows, fused_rows
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.families.vision_base import UNUSED
 from foreword.models.files import OrderedRows, TransposedRows
@@ -90,6 +90,7 @@ def weights_from_safetensors(
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec), **_dense_names(pooling)}
     if "experts.gate_up" not in names and any(name.endswith(_STACKED_EXPERTS) for name in tensors):
         names |= _stacked_experts(spec)
+    names |= _fused_rows(tensors, spec, names)
     names = _with_layer(names, SAFETENSORS_LAYER, prefix)
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
     options: dict[str, Any] = {"transposed": family.transposed_experts, "constants": family.constants}
@@ -134,6 +135,16 @@ def _stacked_experts(spec: DecoderSpec) -> dict[str, str | Rows]:
         "experts.up": Rows("experts.gate_up", inner, 2 * inner),
         "experts.down": prefix + _STACKED_EXPERTS.replace("gate_up", "down"),
     }
+
+
+def _fused_rows(
+    tensors: Mapping[str, Tensor], spec: DecoderSpec, names: Mapping[str, str | Rows]
+) -> dict[str, str | Rows]:
+    """Return where a file has q, k and v, or gate and up, in one tensor, which its family has apart."""
+    known = {rows.name for rows in names.values() if isinstance(rows, Rows)}
+    ends = {source: SAFETENSORS_NAMES[source].removeprefix(SAFETENSORS_LAYER) for source in ("qkv", "gate_up")}
+    found = {s for s, end in ends.items() if s not in known and any(name.endswith(f".{end}") for name in tensors)}
+    return {name: rows for name, rows in fused_rows(spec).items() if rows.name.removesuffix("_bias") in found}
 
 
 def has_own_head(tensors: Mapping[str, Tensor]) -> bool:

@@ -114,6 +114,7 @@ SAFETENSORS_NAMES: Mapping[str, str] = {
     **{f"{name}_bias": f"{_LAYER}self_attn.{name}_proj.bias" for name in "qkvo"},
     **{f"{name}_norm": f"{_LAYER}self_attn.{name}_norm.weight" for name in "qk"},
     "qkv": _LAYER + "self_attn.qkv_proj.weight",
+    "qkv_bias": _LAYER + "self_attn.qkv_proj.bias",
     "gate_up": _LAYER + "mlp.gate_up_proj.weight",
     "router": _LAYER + "mlp.gate.weight",
     "shared_gate": _LAYER + "mlp.shared_expert_gate.weight",
@@ -263,6 +264,18 @@ def decoder(
             reason = f"{heads} heads are not a multiple of {shape.num_kv_heads} key/value heads"
             raise config.error(reason, USE_ITS_CONFIG)
     return made
+
+
+def fused_rows(spec: DecoderSpec) -> dict[str, Rows]:
+    """Return the rows of queries, keys and values in one tensor, of their biases, and of gate and up in another."""
+    q, kv, ff = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.intermediate_size
+    ends = {"q": (0, q), "k": (q, q + kv), "v": (q + kv, q + 2 * kv)}
+    biases = ("", "_bias") if spec.qkv_bias else ("",)
+    return {
+        **{f"{name}{end}": Rows(f"qkv{end}", *rows) for name, rows in ends.items() for end in biases},
+        "gate": Rows("gate_up", 0, ff),
+        "up": Rows("gate_up", ff, 2 * ff),
+    }
 
 
 def _biases(config: Config) -> dict[str, bool]:

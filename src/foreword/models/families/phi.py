@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from foreword.models.config import Config
 from foreword.models.families.base import (
     BIASES,
@@ -11,8 +9,8 @@ from foreword.models.families.base import (
     HIDDEN_ACT,
     WINDOWS,
     Family,
-    Rows,
     decoder,
+    fused_rows,
     num_layers,
     rope,
     same_window,
@@ -30,16 +28,5 @@ def phi3(config: Config) -> DecoderSpec:
     return decoder(config, "phi3", (LayerSpec(rope(config), same_window(config)),) * num_layers(config))
 
 
-def fused(spec: DecoderSpec) -> Mapping[str, Rows]:
-    q, kv, ff = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.intermediate_size
-    return {
-        "q": Rows("qkv", 0, q),
-        "k": Rows("qkv", q, q + kv),
-        "v": Rows("qkv", q + kv, q + 2 * kv),
-        "gate": Rows("gate_up", 0, ff),
-        "up": Rows("gate_up", ff, 2 * ff),
-    }
-
-
 _KEYS = table(DECODER, [HIDDEN_ACT, PARTIAL_ROTARY], BIASES, WINDOWS, rms_norm_eps=1e-5)
-FAMILIES = {"phi3": Family("Phi-3", phi3, _KEYS, gguf="phi3", fused=fused)}
+FAMILIES = {"phi3": Family("Phi-3", phi3, _KEYS, gguf="phi3", fused=fused_rows)}
