@@ -102,16 +102,17 @@ def test_the_text_model_of_llama_4_with_images_is_run(tmp_path):
     assert_logits(load_model(write_model(tmp_path / "model", outer, tensors)), "llama4-plain")
 
 
-def test_the_text_model_of_mistral_3_with_images_is_run(tmp_path):
-    """It is a Ministral 3, or in older files a Mistral."""
-    for name, kind in (("ministral3", "ministral3"), ("mistral", "mistral")):
-        tiny = TINY[name]
-        tensors = {f"language_model.{key}": value for key, value in random_tensors(tiny["shapes"]).items()}
-        tensors |= {name: np.ones((2, 2), "<f4") for name in ("vision_tower.a", "multi_modal_projector.b")}
-        outer = {"model_type": "mistral3", "text_config": tiny["config"], "vocab_size": tiny["config"]["vocab_size"]}
-        model = load_model(write_model(tmp_path / name, outer, tensors))
-        assert model.spec.architecture == kind
-        assert_logits(model, name)
+@pytest.mark.parametrize(
+    ("name", "outer"), [("ministral3", "mistral3"), ("mistral", "mistral3"), ("aria", "aria")]
+)  # in older files of Mistral 3, the text model is a Mistral
+def test_the_text_model_of_mistral_3_and_of_aria_with_images_is_run(tmp_path, name, outer):
+    tiny = TINY[name]
+    tensors = {f"language_model.{key}": value for key, value in random_tensors(tiny["shapes"]).items()}
+    tensors |= {name: np.ones((2, 2), "<f4") for name in ("vision_tower.a", "multi_modal_projector.b")}
+    config = {"model_type": outer, "text_config": tiny["config"], "vocab_size": tiny["config"]["vocab_size"]}
+    model = load_model(write_model(tmp_path / name, config, tensors))
+    assert model.spec.architecture == tiny["config"]["model_type"]
+    assert_logits(model, name)
 
 
 def test_every_family_has_recorded_logits():

@@ -22,8 +22,8 @@ CHOICES: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"), (2, 3, 4)),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), (6, 8, 12)),
     **dict.fromkeys(("mamba_d_state", "ssm_state_size"), (4, 8, 18)),
-    **dict.fromkeys(("moe_num_shared_experts", "n_shared_experts"), (1, 2, 3)),
-    **dict.fromkeys(("num_experts_per_tok", "moe_k", "top_k_experts"), (1, 2, 3)),
+    **dict.fromkeys(("moe_num_shared_experts", "n_shared_experts", "num_shared_experts"), (1, 2, 3)),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"), (1, 2, 3)),
     **dict.fromkeys(("num_experts", "num_local_experts", "moe_num_experts"), (3, 4, 5, 8)),
     **dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), (0, 1, 2)),
     **dict.fromkeys(("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"), (1, 2)),
@@ -31,7 +31,8 @@ CHOICES: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"), (1.0, 0.4, 2.5)),
     "attention_multiplier": (0.1, 0.5),
     "query_pre_attn_scalar": (7, 30),
-    "routed_scaling_factor": (1.0, 2.5),
+    **dict.fromkeys(("routed_scaling_factor", "router_scaling_factor", "route_scale"), (1.0, 2.5)),
+    "logit_scale": (0.3, 1.5),
     "laurel_rank": (3, 10),
     "max_window_layers": (0, 1, 3),
     "swiglu_limit": (0.5, 7.0),
@@ -67,7 +68,8 @@ ROTARY: Sequence[Config] = (
     {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
      "original_max_position_embeddings": 32},
 )  # fmt: skip
-LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "activation_sparsity_pattern")
+LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "activation_sparsity_pattern",
+         "layer_rope_theta")  # fmt: skip
 """Keys with a value per layer."""
 
 
@@ -105,7 +107,7 @@ def _heads(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
     if "num_key_value_heads" in found:
         found["num_key_value_heads"] = pick([n for n in range(1, heads + 1) if heads % n == 0])
     size = pick((4, 8, 10, 12, 16, 20, 24))
-    if found.get("head_dim") and found["model_type"] not in ("llama", "qwen2", "minicpm"):
+    if found.get("head_dim") and found["model_type"] not in ("llama", "qwen2", "minicpm", "aria_text", "cohere2"):
         found |= {"head_dim": size, "hidden_size": pick((24, 32, 40, 64, 96))}
     else:
         found |= {"hidden_size": heads * size, **({"head_dim": size} if "head_dim" in found else {})}

@@ -236,6 +236,7 @@ FAMILIES = {
             ".mlp.experts.fc1.weight": ".mlp.experts.gate_up_proj",
             ".mlp.experts.fc2.weight": ".mlp.experts.down_proj",
         },
+        unused=("score.", "vision_tower.", "multi_modal_projector."),
         transposed_experts=True,
     ),
 }
