@@ -28,7 +28,7 @@ from foreword.models.families.mamba import MAMBA, fused_mamba, mamba2
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, mixed_layers, state_names
 from foreword.models.keys import Key, only, table
 from foreword.models.rope import rope_parameters, rope_spec
-from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 
 def granite(config: Config) -> DecoderSpec:
@@ -58,20 +58,15 @@ def granite_swa(config: Config) -> DecoderSpec:
 
     ``layer_rope_theta`` has the rotary base of each layer; 0: it does not rotate.
     """
-    count, thetas = num_layers(config), config.sequence("layer_rope_theta")
+    count, of_all, thetas = num_layers(config), rope_parameters(config), config.sequence("layer_rope_theta")
     if config.value("layer_rope_theta") is None:
-        rotary: list[RopeSpec | None] = [rope(config)] * count
-    elif len(thetas) != count or not all(type(theta) in (int, float) and 0 <= theta < math.inf for theta in thetas):
+        thetas = [of_all["rope_theta"]] * count
+    if len(thetas) != count or not all(type(theta) in (int, float) and 0 <= theta < math.inf for theta in thetas):
         raise config.error(f"layer_rope_theta {thetas!r:.80} is not {count} numbers from 0", USE_ITS_CONFIG)
-    else:
-        of_all = rope_parameters(config)
-        ropes = {
-            theta: rope_spec(config, head_dim(config), {**of_all, "rope_theta": theta}) for theta in {*thetas} - {0}
-        }
-        rotary = [ropes.get(theta) for theta in thetas]
+    ropes = {theta: rope_spec(config, head_dim(config), {**of_all, "rope_theta": theta}) for theta in {*thetas} - {0}}
     spans = windows(config, lambda i: i % 4 != 0)
     moe = _moe(config) if "num_local_experts" in config.keys else None
-    layers = tuple(LayerSpec(own, span, moe) for own, span in zip(rotary, spans, strict=True))
+    layers = tuple(LayerSpec(ropes.get(theta), span, moe) for theta, span in zip(thetas, spans, strict=True))
     return decoder(config, "granite_swa", layers, attn_sinks=True, **_multipliers(config))
 
 
