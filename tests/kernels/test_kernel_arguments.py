@@ -221,9 +221,9 @@ def test_weights_and_layers():
         sizes = {"q": (64, 64), "k": (32, 64), "v": (32, 64), "o": (64, 64)}
         layer = {name: matrix(model, *map(odd, size)) for name, size in sizes.items()}
         mlp = tuple(matrix(model, odd(rows), odd(cols)) for rows, cols in ((96, 64), (96, 64), (64, 96)))
-        mlp += tuple(model.vector(odd(np.zeros(odd(size), np.float32))) for size in (96, 96, 64))
+        mlp += tuple(model.vector(odd(np.zeros(odd(size) or 0, np.float32))) for size in (96, 96, 64))
         vectors = {"attn_norm": 64, "mlp_norm": 64, "post_attn_norm": 64, "q_norm": 16, "q_bias": 64, "k_bias": 32}
-        layer |= {name: model.vector(odd(np.zeros(odd(size), np.float32))) for name, size in vectors.items()}
+        layer |= {name: model.vector(odd(np.zeros(odd(size) or 0, np.float32))) for name, size in vectors.items()}
         layer |= {
             "rope": model.add_rope([1.0] * (odd(8) or 0), 1.0, [odd(1)] * (odd(8) or 0)),
             "sliding_window": 0,

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,8 @@ RECORDED = recorded()
 OPTIONS = {"max_model_len": 160, "block_size": 4}
 SEEING_ALL = ("gemma3", "gemma3-crops", "qwen3-vl", "qwen3-vl-moe")
 """Models whose vectors see each other, or have features for later layers."""
+MADE_SMALLER = ("gemma3", "gemma3-crops", "idefics3", "smolvlm")
+"""Models whose processors make images smaller, for which Pillow 13, with which they were recorded, rounds otherwise."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
@@ -52,11 +55,17 @@ def executors(name):
     return [kind for kind in FLOATS if kind != "torch" or name not in SEEING_ALL]
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_tiles_are_those_of_the_processor_to_the_last_bit(folders, name):
-    spec = load_model(folders[name]).images.spec
+@pytest.fixture(params=RECORDED)
+def recorded_name(request):
+    if request.param in MADE_SMALLER and int(version("pillow").partition(".")[0]) < 13:
+        pytest.skip("earlier versions of Pillow make images smaller with other roundings than the recorded ones")
+    return request.param
+
+
+def test_tiles_are_those_of_the_processor_to_the_last_bit(folders, recorded_name):
+    spec = load_model(folders[recorded_name]).images.spec
     tiles = [tiles_of(image(7, *size), spec) for size in SIZES]
-    assert [[len(one), hashlib.sha256(one.tobytes()).hexdigest()] for one in tiles] == RECORDED[name]["pixels"]
+    assert [[len(one), hashlib.sha256(one.tobytes()).hexdigest()] for one in tiles] == RECORDED[recorded_name]["pixels"]
     side = spec.patch_size * spec.factor
     for size, one in zip(SIZES, tiles, strict=True):
         assert num_vectors(size, spec) == len(one) * (one.shape[2] // side) * (one.shape[3] // side)
@@ -101,15 +110,14 @@ def test_pan_and_scan_has_the_numbers_of_transformers_where_the_configuration_ha
     assert spec.processing.crops == CropProcessing(256, 4, 1.2)
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_vectors_are_those_of_the_encoder(folders, name):
-    loaded = load_model(folders[name]).images
+def test_vectors_are_those_of_the_encoder(folders, recorded_name):
+    loaded = load_model(folders[recorded_name]).images
     towers = [numpy_tower(loaded.spec, loaded.weights)]
     if available():
         towers.append(native_tower(loaded.spec, loaded.weights, NativeOptions(weight_format="fp32")))
     for tower in towers:
         encoder = ImageEncoder(loaded, tower, 0)
-        for picture, expected in zip(IMAGES[0], RECORDED[name]["vectors"], strict=True):
+        for picture, expected in zip(IMAGES[0], RECORDED[recorded_name]["vectors"], strict=True):
             tiles = tiles_of(picture, loaded.spec)
             found = np.concatenate(encoder.vectors(tiles))[::3]
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())

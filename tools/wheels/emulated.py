@@ -43,7 +43,7 @@ PYTHONS = {"cp311": Python("bookworm", "3.11", "libssl3"), "abi3": Python("trixi
 
 
 def main() -> None:
-    wheel, build = Path(sys.argv[1]), Path(sys.argv[2])
+    wheel, build = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()  # apt-get reads no relative ones
     missing = [name for name in PROGRAMS if shutil.which(name) is None] + [str(KEYS)] * (not KEYS.exists())
     if missing:
         print(f"{wheel.name}: not used in an emulator, since {', '.join(missing)} is not here", flush=True)
