@@ -136,16 +136,16 @@ def step_overhead(model: str, *, options: dict[str, Any] | None = None, repeats:
     """Return the cost of a step of one request besides its tokens, in tokens: F / c of the line  seconds = F + c ·
     tokens through the fastest steps with 1 … 9 tokens, measured in turns.
     """
-    config = SpeculationConfig(num_tokens=8, adaptive=False)
+    config = SpeculationConfig(method="custom", num_tokens=8, adaptive=False)
+    drafter = _FixedDrafts(config.num_tokens)
     engine = build_engine(
         load_with(model, options),
         EngineConfig(scheduler=SchedulerConfig(max_num_seqs=1), max_model_len=1024, speculation=config),
+        drafter=lambda _: drafter,
     )
-    assert engine.speculation is not None
-    drafter = engine.speculation.drafter = _FixedDrafts(engine.states.max_num_draft_tokens)
     fastest: dict[int, float] = {}
     sizes = (1, 2, 3, 5, 9)
-    engine.add_request("0", [1000] * 128, greedy(len(sizes) * repeats + 8))
+    engine.add_request("0", [100] * 128, greedy(len(sizes) * repeats + 8))
     sizes_run = StepSizes()
     engine.observers.add(sizes_run)
     for turn in range(len(sizes) * repeats):
@@ -155,6 +155,7 @@ def step_overhead(model: str, *, options: dict[str, Any] | None = None, repeats:
         seconds = time.perf_counter() - start
         fastest[sizes_run.last] = min(seconds, fastest.get(sizes_run.last, seconds))
     engine.abort("0")
+    engine.close()
     tokens = np.array([size for size in sizes if size in fastest])
     slope, start = np.polyfit(tokens, [fastest[size] for size in tokens.tolist()], 1)
     return float(start / slope)

@@ -19,3 +19,12 @@ def test_every_method_is_measured_on_equal_outputs(talker: Path, monkeypatch: py
     ]
     assert all(r.ratio == 1 and r.drafts_per_token == 0 for r in results if r.method == "off")
     assert all(r.tok_s > 0 and 0 <= r.acceptance <= 1 for r in results)
+
+
+@pytest.mark.skipif(not available(), reason="the native module is not built")
+def test_the_overhead_of_a_step_is_measured_with_all_numbers_of_drafts(talker: Path, monkeypatch: pytest.MonkeyPatch):
+    run: set[int] = set()
+    line = lambda tokens, seconds, degree: (run.update(tokens.tolist()), (2.0, 36.0))[1]  # noqa: E731
+    monkeypatch.setattr(speculation.np, "polyfit", line)
+    assert speculation.step_overhead(str(talker), repeats=2) == 18.0
+    assert run == {1, 2, 3, 5, 9}
