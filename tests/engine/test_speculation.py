@@ -168,7 +168,7 @@ def test_a_new_row_begins_with_the_rate_of_the_rows_before_it():
 def test_nothing_is_drafted_without_credit_until_enough_steps_went_by():
     lengths = DraftLengths(1, 8, adaptive=True)
     assert choose(lengths, [0]) != [0]
-    lengths.credit.add(-0.6)
+    lengths.credit.add(-0.1 - FIRST_CREDIT)
     assert choose(lengths, [0]) == [0]
     for _ in range(200):
         lengths.credit.add(0.0)
@@ -212,7 +212,7 @@ def test_drafts_cost_a_bounded_share_of_the_time_whichever_are_right(
         else:
             guessed = np.minimum(offered, 1)
             lengths.update(rows, kinds, guessed, np.minimum(right, guessed))
-            lengths.credit.add_unverified(lengths.gain(n, int(guessed.sum()), int((right > 0).sum())))
+            lengths.credit.add_unverified((2 * int((right > 0).sum()) - int(guessed.sum())) / n)
         assert lost <= most + 2 * LOSS * (t + 1) + 1e-9
         assert lost - before <= most + 2 * LOSS * (t + 1 - since) + 1e-9
 
@@ -231,7 +231,7 @@ def test_drafts_that_become_right_are_verified_again_soon():
         if count:
             lengths.credit.add(lengths.gain(1, count, count if right else 0))
         else:
-            lengths.credit.add_unverified(lengths.gain(1, 1, int(right)))
+            lengths.credit.add_unverified(1.0 if right else -1.0)
     assert not any(drafted[50:100])
     assert min(drafted[120:200]) > 0
     assert not any(drafted[250:300])

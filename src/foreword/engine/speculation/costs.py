@@ -12,9 +12,9 @@ MOST_SEEN = 10.0  # steps of a size that count: one more changes its cost by at 
 LARGEST_SURPRISE = 0.5  # a difference of logarithms; larger ones are caused by other programs on the processor
 REACH = 1.5  # a measurement with n tokens also concerns steps of n / REACH to n · REACH tokens
 LOSS = 0.00125  # share of the time of steps by which the credit grows, and as much again the reserve
-FIRST_CREDIT, LARGEST_CREDIT = 0.5, 2.0  # in steps without drafts
-LARGEST_RESERVE = 0.5
-UNVERIFIED = 0.25  # share of the gain of drafts that would have been right and were not verified
+FIRST_CREDIT, LARGEST_CREDIT = 1.0, 8.0  # in steps without drafts
+LARGEST_RESERVE = 1.0
+UNVERIFIED = 0.25  # what a draft that was not verified and would have been right moves from the reserve, per row
 
 
 class StepCosts:
@@ -100,9 +100,11 @@ class Credit:
         self.steps = min(steps, LARGEST_CREDIT)
         self.reserve = min(self.reserve + LOSS + steps - self.steps, LARGEST_RESERVE)
 
-    def add_unverified(self, gain: float) -> None:
-        """Record that drafts would have gained a step so many steps; a loss is negative."""
+    def add_unverified(self, right: float) -> None:
+        """Record a step without drafts. right: the number of drafts per row that would have been right, less those that
+        would have been wrong.
+        """
         self.add(0.0)
-        moved = min(UNVERIFIED * gain, FIRST_CREDIT - self.steps, self.reserve)
+        moved = min(UNVERIFIED * right, LARGEST_CREDIT - self.steps, self.reserve)
         if moved > 0:
             self.steps, self.reserve = self.steps + moved, self.reserve - moved

@@ -217,7 +217,7 @@ class Speculation:
         num_verified, num_drafted, num_accepted, num_judged, num_right = counts
         lengths = self.lengths
         if drafts is None:
-            lengths.credit.add_unverified(lengths.gain(len(plan.rows), num_judged, num_right))
+            lengths.credit.add_unverified((2 * num_right - num_judged) / len(plan.rows))
         else:
             self.stats.count(num_verified, num_drafted, num_accepted)
             lengths.credit.add(lengths.gain(len(plan.rows), num_drafted, num_accepted))
