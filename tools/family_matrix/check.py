@@ -99,9 +99,7 @@ TOLERANCE = 2e-3
 """The largest difference of log-probabilities in float32."""
 MOST_BLOCKS, BLOCK_SIZE = 90, 4
 PROMPTS, MAX_TOKENS = (3, 9, 14, 17, 5), 20
-PROMPTS_OF_STATES, MAX_TOKENS_OF_STATES = (3, 9, 14, 30, 5), 28
-"""Of models with states, whose blocks hold more tokens: as many as take the bytes of a state."""
-MAX_LEN, MAX_BATCHED = 64, 14
+MAX_LEN, MAX_BATCHED = 40, 14
 YES, ERROR = "yes", "error"
 DRAWN = " #"
 """Before the seed of a random model in its name."""
@@ -165,6 +163,7 @@ def cells(name: str, tiny: Tiny, columns: Iterable[str]) -> Iterator[tuple[str, 
     with tempfile.TemporaryDirectory() as place:
         folder = write_model(Path(place) / "model", tiny["config"], random_tensors(tiny["shapes"]))
         try:
+            load_model(folder)
             rig = Rig(folder, tiny["config"]["vocab_size"], oracle_of(folder, name))
         except ModelError as error:
             yield "all", str(error).replace(f"{folder}/", "")
@@ -298,7 +297,6 @@ class Rig:
 
     def __init__(self, path: Path, vocab: int, oracle: transformers.PreTrainedModel) -> None:
         self.path, self.vocab, self.oracle = path, vocab, oracle
-        self.has_states = load_model(path).decoder.state_size > 0
         self._num_blocks: dict[str, tuple[int, bool]] = {}  # by the format of keys and values
 
     def serve(self, executor: str, options: Mapping[str, Any], **settings: Any) -> list[RequestOutput]:
@@ -309,11 +307,14 @@ class Rig:
         if kv_format not in self._num_blocks:
             self._num_blocks[kv_format] = self._that_preempt({**FLOATS["native"], "kv_format": kv_format})
         num_blocks, preempts = self._num_blocks[kv_format]
-        for share in (1.0, 0.9, 0.8, 0.7) if preempts else (1.0,):  # other tokens find other prefixes
-            outputs, metrics = self.run(executor, options, int(num_blocks * share), **settings)
-            # A block holds the bytes of a state: more tokens than the prompts have in a smaller format.
-            is_large = self.has_states and (kv_format != "fp32" or not preempts)
-            if is_large or (metrics.num_cached_tokens and (metrics.num_preemptions or not preempts)):
+        for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5) if preempts else (1.0,):  # other tokens find other prefixes
+            try:
+                outputs, metrics = self.run(executor, options, int(num_blocks * share), **settings)
+            except ConfigError:  # of less than one request
+                if share == 1:
+                    raise
+                break
+            if metrics.num_cached_tokens and (metrics.num_preemptions or not preempts):
                 return outputs
         raise AssertionError(f"{metrics.num_preemptions} preemptions, {metrics.num_cached_tokens} cached tokens")
 
@@ -342,20 +343,14 @@ class Rig:
         **settings: Any,
     ) -> tuple[list[RequestOutput], EngineMetrics]:
         """Return the outputs of three waves of requests, and what the engine counted."""
-        lengths, count = (PROMPTS_OF_STATES, MAX_TOKENS_OF_STATES) if self.has_states else (PROMPTS, MAX_TOKENS)
         rng, metrics = np.random.default_rng(0), EngineMetrics()
-        prompts = [rng.integers(3, self.vocab, length).tolist() for length in lengths]
+        prompts = [rng.integers(3, self.vocab, length).tolist() for length in PROMPTS]
         longer = [*prompts[3], *rng.integers(3, self.vocab, 5).tolist()]
-        three = [(prompts, count), (prompts[3:4], 2), ([longer], 4)]
+        three = [(prompts, MAX_TOKENS), (prompts[3:4], 2), ([longer], 4)]
         waves = [(prompts[1:2], 3)] if is_short else three
         more: dict[str, Any] = {"num_threads": 1} if executor in ("native", "torch") else {}
         more |= {} if adapter is None else {"loras": {"one": str(adapter)}}
-        more |= {
-            "num_blocks": num_blocks,
-            "block_size": BLOCK_SIZE,
-            "max_model_len": MAX_LEN if self.has_states else 40,
-            "check": "full",
-        }
+        more |= {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "max_model_len": MAX_LEN, "check": "full"}
         more |= {"max_num_seqs": 5, "max_num_batched_tokens": MAX_BATCHED, "watermark": 0.0, **options, **settings}
         outputs: list[RequestOutput] = []
         with LLM(str(self.path), executor=executor, observers=[metrics], **more) as llm:
