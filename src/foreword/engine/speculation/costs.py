@@ -12,8 +12,8 @@ MOST_SEEN = 10.0  # steps of a size that count: one more changes its cost by at 
 LARGEST_SURPRISE = 0.5  # a difference of logarithms; larger ones are caused by other programs on the processor
 REACH = 1.5  # a measurement with n tokens also concerns steps of n / REACH to n · REACH tokens
 LOSS = 0.00125  # share of the time of steps by which the credit grows, and as much again the reserve
-FIRST_CREDIT, LARGEST_CREDIT = 1.0, 8.0  # in steps without drafts
-LARGEST_RESERVE = 1.0
+FIRST_CREDIT, LARGEST_CREDIT = 0.75, 8.0  # in steps without drafts
+LARGEST_RESERVE = 0.5
 UNVERIFIED = 0.25  # what a draft that was not verified and would have been right moves from the reserve, per row
 
 
