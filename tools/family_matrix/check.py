@@ -310,7 +310,7 @@ class Rig:
         for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5) if preempts else (1.0,):  # other tokens find other prefixes
             try:
                 outputs, metrics = self.run(executor, options, int(num_blocks * share), **settings)
-            except ConfigError:  # so few blocks hold no request
+            except ConfigError:  # one request does not fit
                 if share == 1:
                     raise
                 break
