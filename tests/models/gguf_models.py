@@ -510,14 +510,16 @@ def rotary(config):
         case "linear":
             found |= {"rope.scaling.type": ("str", "linear"), "rope.scaling.factor": ("f32", rope["factor"])}
         case "yarn":
-            found |= yarn(rope)
+            found |= yarn(rope, architecture)
         case "llama3":
             return {}, {"rope_freqs.weight": llama3(rope, head_dim)}
     return {f"{architecture}.{key}": typed for key, typed in found.items()}, {}
 
 
-def yarn(rope):
-    """The metadata of YaRN. A file has the factor of attention relative to the usual one."""
+def yarn(rope, architecture):
+    """The metadata of YaRN. A file has the factor of attention relative to the usual one, and one of DeepSeek has a
+    tenth of ``mscale_all_dim``.
+    """
     found = {
         "rope.scaling.type": ("str", "yarn"), "rope.scaling.factor": ("f32", rope["factor"]),
         "rope.scaling.original_context_length": ("u32", rope["original_max_position_embeddings"]),
@@ -526,7 +528,8 @@ def yarn(rope):
     if (factor := rope.get("attention_factor")) is not None:
         found["rope.scaling.attn_factor"] = ("f32", factor / (1 + 0.1 * math.log(rope["factor"])))
     if "mscale_all_dim" in rope:
-        found["rope.scaling.yarn_log_multiplier"] = ("f32", 0.1 * rope["mscale_all_dim"])
+        share = 0.1 if architecture == "deepseek2" else 1.0
+        found["rope.scaling.yarn_log_multiplier"] = ("f32", share * rope["mscale_all_dim"])
     if "llama_4_scaling_beta" in rope:
         found["attention.temperature_scale"] = ("f32", rope["llama_4_scaling_beta"])
     return found
