@@ -35,7 +35,7 @@ struct AttentionWindow {
 
 struct AttentionPlan {
   std::vector<AttentionTask> tasks;  // each is computed once per KV head
-  int num_kv_heads = 0;  // with latent attention the number of parts of the heads, so that all threads work
+  int num_kv_heads = 0;  // in latent attention parts of the heads, each with the one key, so that all threads work
   std::vector<SplitTile> split_tiles;
   int num_partials = 0;
 };

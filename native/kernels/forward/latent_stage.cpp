@@ -5,7 +5,7 @@
 namespace foreword::kernels {
 namespace {
 
-constexpr int kBlockTokens = 64;  // their rows stay in the caches between two products
+constexpr int kBlockTokens = 64;  // their rows stay in the caches until they are multiplied
 
 }  // namespace
 
