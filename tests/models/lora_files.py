@@ -19,7 +19,7 @@ LINEAR = (
 
 def linear_modules(shapes, ends=LINEAR):
     """The attention and dense MLP layers among the tensors of a checkpoint: {module: (outputs, inputs)}."""
-    has_experts = any("block_sparse_moe" in name for name in shapes)  # then Granite's shared_mlp is one, too
+    has_experts = any("block_sparse_moe" in n or "experts" in n for n in shapes)  # then shared_mlp is one, too
     return {
         name.removesuffix(".weight"): shape
         for name, shape in shapes.items()
