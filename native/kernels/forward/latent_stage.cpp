@@ -5,7 +5,7 @@
 namespace foreword::kernels {
 namespace {
 
-constexpr int kBlockTokens = 64;  // their rows stay in the caches until they are multiplied
+constexpr int kHeadTokens = 64;  // their rows stay in the caches until they are multiplied
 
 }  // namespace
 
@@ -29,7 +29,7 @@ LatentStage::LatentStage(PassContext &context, const EmbeddingStage &embedding)
   }
   auto reserve = [&](Inputs &inputs, int cols, const KindSet &kinds) {
     inputs.prepared.resize(size_t(ctx_.pool.size()));
-    for (ActivationBuffer &own : inputs.prepared) own.reserve(kBlockTokens, cols, kinds);
+    for (ActivationBuffer &own : inputs.prepared) own.reserve(kHeadTokens, cols, kinds);
     inputs.padded.reserve(ctx_.pool.size());
   };
   reserve(nope_, config_.nope_dim, k_kinds);
@@ -49,7 +49,7 @@ void LatentStage::reserve() {
 
 void LatentStage::multiply(int thread, const std::vector<Linear> &heads, const Inputs &inputs, HeadRows from,
                            HeadRows to, float factor, const Layer *rotated) {
-  const int num_tokens = ctx_.input.num_tokens, blocks = (num_tokens + kBlockTokens - 1) / kBlockTokens;
+  const int num_tokens = ctx_.input.num_tokens, blocks = (num_tokens + kHeadTokens - 1) / kHeadTokens;
   const int cols = heads[0].cols, outputs = heads[0].parts[0].matrix->rows, width = ctx_.isa.panel_width;
   auto make = [&](int dim, const float *source, RotaryRow rotary, float *out) {
     ctx_.isa.make_head({dim, source, nullptr, nullptr, nullptr, 0.f, rotary, factor}, out);
