@@ -266,7 +266,7 @@ lock: $(STAMPS)/lock  ## packages and hashes of the package, the server, the tes
 	$(LOCK) --universal --extra serve --extra hub --extra templates -o tools/locked/serve.txt pyproject.toml
 	$(LOCK) --universal --extra test -o tests/requirements.txt pyproject.toml
 	$(LOCK) --universal --extra test --resolution lowest-direct -o tools/locked/oldest/requirements.txt pyproject.toml
-	for group in lock build wheel release check deploy docs; do \
+	for group in lock build wheel release check deploy docs arm; do \
 	  $(LOCK) --universal --group $$group -o tools/locked/$$group.txt || exit 1; done
 	for group in tools sglang; do $(LOCK) --universal --no-deps --group $$group -o tools/locked/$$group.txt || exit 1; done
 	env -u UV_FIND_LINKS $(LOCK) --no-generate-hashes --python-platform x86_64-manylinux_2_28 --extra vision \

@@ -76,6 +76,15 @@ def test_the_makefile_installs_nothing_but_locked_packages_and_torch():
         assert lowest <= tuple(map(int, versions[name].split("."))) < highest
 
 
+def test_programs_of_verbs_install_locked_packages():
+    """The programs of tools/wheels also install the wheels that they built, with the newest packages that these need."""
+    texts = {path: path.read_text() for path in (ROOT / "tools").rglob("*.py")}
+    installing = {path.relative_to(LOCKED.parent): text for path, text in texts.items() if '"pip", "install"' in text}
+    locked = {str(path) for path, text in installing.items() if '"--require-hashes"' in text}
+    assert locked == {"arm/check.py", "wheels/__main__.py"}
+    assert {str(path) for path in installing} - locked == {"wheels/check.py", "wheels/emulated.py"}
+
+
 def test_every_package_that_the_makefile_installs_for_builds_and_verbs_is_locked_with_hashes():
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     for name, packages in groups.items():

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "arm"
-PACKAGES = ("ziglang", "unicorn", "pyelftools")
+LOCKED = ROOT / "tools" / "locked" / "arm.txt"
 
 SOURCES = ROOT / "native" / "kernels"
 NAMES = re.findall(r"set\(FOREWORD_(?:PRODUCT|QUAD|BASE)_SOURCES ([^)]*)\)", (SOURCES / "sources.cmake").read_text())
@@ -36,7 +36,7 @@ def main() -> None:
     if Path(sys.executable) != python:
         if not python.exists():
             subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
-            subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", LOCKED], check=True)
         os.execv(python, [str(python), __file__])
     from emulator import run
 
