@@ -1,8 +1,9 @@
 """One virtual environment per peer, with pinned versions, under one directory. This module imports no peer.
 
-As a program it prints the packages of an environment, of which `make lock-vllm` makes a file with all versions and hashes.
-Each is created once with the Python that runs the script, and again when its list of packages changes. torch comes from
-pip's index: on Linux, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or pip installs the larger CUDA build.
+As a program it prints the packages of an environment: `make lock-vllm` makes a file of them with all versions and
+hashes. Each is created once with the Python that runs the script, and again when its list of packages changes. torch
+comes from pip's index: on Linux, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or pip installs the larger
+CUDA build.
 """
 
 from __future__ import annotations
