@@ -117,6 +117,15 @@ def test_times_that_say_nothing_change_nothing_and_prompts_always_go_on():
     assert not PromptPace(1.0).is_limited
 
 
+def test_a_first_step_that_was_stopped_for_years_leaves_a_bound():
+    pace = PromptPace(0.5)
+    pace.measure(0, 10, 1e9)
+    for seconds in (1e-9, 0.01, 0.01):
+        pace.measure(3, 0, seconds)
+    pace.measure(3, 5, 0.02)
+    assert pace.limit(3) >= LEAST
+
+
 def _rig(**config) -> tuple[Rig, int]:
     """Return a rig with a streaming request that decodes, and the most prompt tokens beside its token."""
     rig = Rig(blocks=200, M=256, **({"max_num_batched_tokens": 256} | config))

@@ -56,7 +56,7 @@ class PromptPace:
                 seen = min(max(seen, 1 / LARGEST_SURPRISE), LARGEST_SURPRISE)
             gain = max(1 - (1 - GAIN) ** (1 + self._num_mixed), 1 / (1 + self._num_decoded))
             self._num_decoded, self._num_mixed = self._num_decoded + 1, 0
-            self._decode *= 1 + gain * (seen - 1)
+            self._decode *= 1 - gain + gain * seen  # above 0, however short the step was
         elif num_decoding:
             seen = min(max((seconds - of_decode) / of_prompt, 1 / LARGEST_SURPRISE), LARGEST_SURPRISE)
             gain = GAIN_OF_PROMPTS * min(of_prompt / (self._factor * of_decode), 1.0)  # short times are the least exact
