@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 MAX_BATCH = 2048
-CONTEXT_OF_ONE = 2304  # the least context of a sequence, which has the request of W6
+CONTEXT_OF_ONE = 2304  # the context of one of several sequences; a request of W6 fits, too
 
 
 @dataclass(slots=True)
@@ -26,24 +26,31 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
 
 
+def context_of(num_seqs: int, longest: int) -> int:
+    """Return the tokens of a context for so many sequences, in which one alone may have ``longest`` tokens.
+
+    Longer prompts than W6 are alone, so the contexts of many sequences need not have room for one of them in each.
+    """
+    return max(CONTEXT_OF_ONE * num_seqs, longest)
+
+
 class LlamaBatches(ABC):
     """api: the module with the functions of llama.cpp's C interface. A context is kept per number of sequences."""
 
     cannot: ClassVar[dict[str, str]] = {}
 
     def __init__(self, api: Any, vocab_size: int, longest: int) -> None:
-        self.api, self.vocab_size = api, vocab_size
-        self.context_of_one = max(CONTEXT_OF_ONE, longest)
+        self.api, self.vocab_size, self.longest = api, vocab_size, longest
         self.batch = api.llama_batch_init(MAX_BATCH, 0, 1)
         self.contexts: dict[int, Any] = {}
 
     @abstractmethod
     def new_context(self, num_seqs: int) -> Any:
-        """Return a context for this number of sequences of `context_of_one` tokens each."""
+        """Return a context for this number of sequences, see `sized`."""
 
     def sized(self, params: Any, num_seqs: int, threads: int) -> Any:
         """Set the sizes and threads of a context's parameters, and return them."""
-        params.n_ctx = self.context_of_one * num_seqs
+        params.n_ctx = context_of(num_seqs, self.longest)
         params.n_batch, params.n_ubatch = MAX_BATCH, 512
         params.n_seq_max = num_seqs
         params.n_threads = params.n_threads_batch = threads

@@ -8,29 +8,34 @@
 
 The machine should be otherwise idle. All files are in --peers (default ~/.cache/foreword/peers): environments,
 and per model models/NAME/ (conversions) and results/NAME.jsonl (one result per line, appended; the table shows the
-best per row and workload). NAME: of the GGUF file.
+best per row and workload). NAME: of the GGUF file. Rows of the file itself have the number format that NAME ends with.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import environments
 from table import print_table
+from workloads import NAMES
 
 HERE = Path(__file__).resolve().parent
 USUAL = "W1,W2,W3,W4,W5,W6,W7"
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1"
+FILE = "file"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the table. form: the converted model that the engine loads, "" for the GGUF file itself."""
+    """A row of the table. form: the converted model that the engine loads, "" for the GGUF file itself. weights: their
+    number format, FILE for that of this file.
+    """
 
     peer: str
     script: str
@@ -48,18 +53,26 @@ ROWS = (
     *(Row("openvino", "run_openvino.py", "openvino", w, f"openvino-{w}") for w in ("int8", "int4", "fp32")),
     Row("openvino", "run_openvino.py", "openvino", "bf16", "openvino-fp32"),
     Row("onnxruntime", "run_onnxruntime.py", "onnxruntime", "int4", "onnxruntime-int4"),
-    Row("llama_cpp", "run_llama_cpp.py", "llama_cpp", "q4_1"),
+    Row("llama_cpp", "run_llama_cpp.py", "llama_cpp", FILE),
     *(Row("llama_cpp", "run_llama_cpp.py", "llama_cpp", w, f"{w}.gguf") for w in ("q8_0", "bf16", "q4_0", "f32")),
     *(
         Row(peer, f"run_{peer}.py", peer, weights, form)
         for peer in ("ik_llama_cpp", "xllamacpp", "mistralrs")
-        for weights, form in (("q4_1", ""), ("q8_0", "q8_0.gguf"))
+        for weights, form in ((FILE, ""), ("q8_0", "q8_0.gguf"))
     ),
     Row("transformers", "run_transformers.py", "transformers", "bf16", "hf-bf16"),
     Row("transformers", "run_transformers.py", "transformers", "fp32", "hf-fp32"),
     Row("transformers_cb", "run_transformers_cb.py", "transformers", "bf16", "hf-bf16"),
     Row("foreword_transformers", "run_foreword_transformers.py", "transformers", "bf16", "hf-bf16"),
 )
+
+
+def rows_of(name: str) -> list[Row]:
+    """Return the rows for a GGUF file of this name. It is not converted to its own number format."""
+    found = re.search(r"(?:^|[-._])((?:i?q\d|mxfp4|bf16|f16|f32)\w*)$", name.lower())
+    weights = found[1] if found else FILE
+    rows = [replace(row, weights=weights) if row.weights == FILE else row for row in ROWS]
+    return [row for row in rows if row.form != f"{weights}.gguf"]
 
 
 def main() -> None:
@@ -76,20 +89,28 @@ def main() -> None:
         "--json", action="store_true", help="print the results of this run as JSON lines, not the table"
     )
     args = parser.parse_args()
-    results = args.peers / "results" / f"{args.gguf.stem if args.gguf else DEFAULT_MODEL}.jsonl"
-    results.parent.mkdir(parents=True, exist_ok=True)
+    if unknown := sorted(set(args.workloads.split(",")) - set(NAMES)):
+        parser.error(f"--workloads: {', '.join(unknown)} not among {', '.join(NAMES)}")
+    if args.gguf and not args.table_only and not args.gguf.is_file():
+        parser.error(f"--gguf {args.gguf}: there is no such file")
+    name = args.gguf.stem if args.gguf else DEFAULT_MODEL
+    results = args.peers / "results" / f"{name}.jsonl"
     earlier = results.stat().st_size if results.exists() else 0
     if not args.table_only:
         wanted = set(filter(None, args.only.split(",")))
-        rows = [r for r in ROWS if not wanted or wanted & {r.peer, f"{r.peer}:{r.weights}"}]
+        possible = rows_of(name)
+        rows = [r for r in possible if not wanted or wanted & {r.peer, f"{r.peer}:{r.weights}"}]
         if not rows:
-            parser.error(f"--only {args.only}: choose among {', '.join(f'{r.peer}:{r.weights}' for r in ROWS)}")
+            parser.error(f"--only {args.only}: choose among {', '.join(f'{r.peer}:{r.weights}' for r in possible)}")
+        results.parent.mkdir(parents=True, exist_ok=True)
         gguf = args.gguf or _pull(args.peers)
         for row in rows:
             try:
                 _run(row, gguf, results, args)
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
                 print(f"{row.peer} {row.weights}: skipped, {error}", file=sys.stderr)
+    if not results.exists():
+        sys.exit(f"{results}: no row has a result")
     if args.json:
         print(results.read_bytes()[earlier:].decode(), end="")
     else:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import xllamacpp
 from harness import main
-from llama_batches import CONTEXT_OF_ONE, MAX_BATCH
+from llama_batches import MAX_BATCH, context_of
 
 
 class XLlamaCpp:
@@ -19,8 +19,7 @@ class XLlamaCpp:
     cannot: ClassVar[dict[str, str]] = {}
 
     def __init__(self, model: Path, weights: str, threads: int, longest: int) -> None:
-        self.model, self.threads = model, threads
-        self.context_of_one = max(CONTEXT_OF_ONE, longest)
+        self.model, self.threads, self.longest = model, threads, longest
         self.max_num_seqs = 1
         self.server = self._server()
 
@@ -28,7 +27,7 @@ class XLlamaCpp:
         params = xllamacpp.CommonParams()
         params.model.path = str(self.model)
         params.n_parallel = self.max_num_seqs
-        params.n_ctx = self.context_of_one * self.max_num_seqs
+        params.n_ctx = context_of(self.max_num_seqs, self.longest)
         params.n_batch, params.n_ubatch = MAX_BATCH, 512
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.threads
         params.kv_unified = False
