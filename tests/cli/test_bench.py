@@ -79,6 +79,8 @@ def test_results_are_json_lines_or_a_table(measured):
 def test_an_unknown_workload_is_named(measured):
     with pytest.raises(ConfigError, match=r"--workloads 'W0': must be of W1, W2"):
         bench("throughput", "--workloads", "W1,W0")
+    with pytest.raises(ConfigError, match=r"--workloads 'W7': must be of W6, W8, W9"):
+        bench("prefill", "--workloads", "W6,W7")
     assert measured == []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -99,7 +99,9 @@ def throughput(
     options: ModelOptions,
 ) -> None:
     """Measure many concurrent requests: output tokens per second over the whole run, prompts included."""
-    _serve(workloads.split(","), repeats, options, lambda r: r.output_tok_s, "output tok/s", plot)
+    names = workloads.split(",")
+    _check_workloads(names, requests.NAMES)
+    _serve(names, repeats, options, lambda r: r.output_tok_s, "output tok/s", plot)
 
 
 @bench.command(cls=Command)
@@ -113,7 +115,9 @@ def latency(*, repeats: Repeats = 3, plot: Plot = None, options: ModelOptions) -
 @serving_options
 def prefill(
     *,
-    workloads: Annotated[str, typer.Option(help=f"Among {', '.join(requests.PROMPTS)}, by commas.")] = "W6",
+    workloads: Annotated[
+        str, typer.Option(help=f"Names separated by commas, among {', '.join(requests.PROMPTS)}.")
+    ] = "W6",
     repeats: Repeats = 2,
     plot: Plot = None,
     options: ModelOptions,
@@ -122,7 +126,9 @@ def prefill(
 
     W8 and W9 need --max-model-len 8192 and 32768.
     """
-    _serve(workloads.split(","), repeats, options, lambda r: r.prompt_tok_s, "prompt tok/s", plot)
+    names = workloads.split(",")
+    _check_workloads(names, requests.PROMPTS)
+    _serve(names, repeats, options, lambda r: r.prompt_tok_s, "prompt tok/s", plot)
 
 
 @bench.command(cls=Command)
@@ -140,6 +146,13 @@ def startup(*, repeats: Repeats = 3, options: ModelOptions) -> None:
     )
 
 
+def _check_workloads(names: Sequence[str], among: Collection[str]) -> None:
+    """Raise ConfigError for a workload that the command does not measure."""
+    for name in names:
+        if name not in among:
+            raise ConfigError(f"--workloads {name!r}: must be of {', '.join(among)}")
+
+
 def _serve(
     names: list[str],
     repeats: int,
@@ -151,9 +164,6 @@ def _serve(
     """Run workloads one after the other and print a table, then a bar chart of one rate; plot: charts in a file."""
     if plot is not None:
         check_chart_path(plot)
-    for name in names:
-        if name not in requests.NAMES:
-            raise ConfigError(f"--workloads {name!r}: must be of {', '.join(requests.NAMES)}")
     llm = LLM(options.model, **options.settings)
     energy = EnergyMeter()
     if energy.reason and not options.as_json:
