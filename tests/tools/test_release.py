@@ -77,7 +77,7 @@ def test_the_makefile_installs_nothing_but_locked_packages_and_torch():
 
 
 def test_programs_of_verbs_install_locked_packages():
-    """Those of tools/wheels also install the wheels that they built, with the newest packages that these need."""
+    """Programs of tools/wheels also install the wheels that they built, with the newest packages these need."""
     texts = {path: path.read_text() for path in (ROOT / "tools").rglob("*.py")}
     installing = {path.relative_to(LOCKED.parent): text for path, text in texts.items() if '"pip", "install"' in text}
     locked = {str(path) for path, text in installing.items() if '"--require-hashes"' in text}

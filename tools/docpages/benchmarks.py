@@ -163,7 +163,8 @@ def _tables(runs: Sequence[Run]) -> dict[str, tuple[Sequence[str], list[Sequence
         ),
         "long prompts": (
             ("machine", "model", "engine", "weights", *LONG, "memory, MB"),
-            [row for run in newest(runs, "long-prompts") for row in _long_prompts(run)],
+            [row for run in newest(runs, "long-prompts") for row in _long_prompts(run)]
+            or [("not measured yet", *[NONE] * (4 + len(LONG)))],
         ),
         "host": (
             ("machine", *(result["workload"] for result in host[0].results)),
