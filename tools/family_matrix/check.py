@@ -123,6 +123,9 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     wrong = []
     columns = options.columns.split(",")
+    for given, known in ((options.names, TINY), (columns, COLUMNS)):
+        if unknown := [one for one in given if one not in known]:
+            parser.error(f"{', '.join(unknown)}: must be of {', '.join(known)}")
     for name, tiny in models(options.names or TINY, range(options.seed, options.seed + options.draws)):
         found = dict(cells(name, tiny, columns))
         for column, result in found.items():
