@@ -258,7 +258,8 @@ vllm-compat: $(BIN)/python  ## what the newest release of vLLM changes of what t
 
 LOCK = $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --no-annotate \
   --no-emit-index-url --no-emit-find-links --upgrade
-# What a verb needs has the versions that the tests have, and leaves out what $(TORCH) installs.
+# What a verb needs has the versions that the tests have, and leaves out what $(TORCH) installs. All of it is in $(VENV),
+# so a package that several verbs need has one version.
 LOCK_VERB = $(LOCK) --universal --constraints tests/requirements.txt --excludes tools/locked/torch.txt
 
 lock: $(STAMPS)/lock  ## packages and hashes of the package, the server, the tests, each group of tools, and single verbs
@@ -273,7 +274,7 @@ lock: $(STAMPS)/lock  ## packages and hashes of the package, the server, the tes
 	  pyproject.toml | grep -E '^(torch|torchvision|triton)==' >tools/locked/torch.txt
 	$(LOCK_VERB) --group browser -o tools/locked/browser.txt
 	$(LOCK_VERB) --group clients --extra otel -o tools/locked/clients.txt pyproject.toml
-	$(LOCK_VERB) --extra ray -o tools/locked/ray.txt pyproject.toml
+	$(LOCK_VERB) --extra ray --constraints tools/locked/clients.txt -o tools/locked/ray.txt pyproject.toml
 	$(LOCK_VERB) --group transformers --extra vision --extra speech -o tools/locked/transformers.txt pyproject.toml
 	$(LOCK_VERB) --group families --extra transformers -o tools/locked/families.txt pyproject.toml
 

@@ -85,6 +85,19 @@ def test_programs_of_verbs_install_locked_packages():
     assert {str(path) for path in installing} - locked == {"wheels/check.py", "wheels/emulated.py"}
 
 
+def test_what_several_verbs_install_in_one_environment_has_one_version():
+    verbs = re.findall(r"\$\(STAMPS\)/([a-z-]+)", "".join(re.findall(r"^[a-z$].*:(.*?)##", MAKEFILE, re.MULTILINE)))
+    files = [ROOT / "tests" / "requirements.txt", LOCKED / "foreword.txt", LOCKED / "build.txt"]
+    files += [LOCKED / f"{verb}.txt" for verb in set(verbs) - {"install", "test", "build-tools"}]
+    assert len(files) > 10
+    versions: dict[str, dict[str, set[str]]] = {}
+    for path in files:
+        for name, version in re.findall(r"^([\w.-]+)==(\S+)", path.read_text(), re.MULTILINE):
+            versions.setdefault(name, {}).setdefault(path.name, set()).add(version)
+    for name, found in versions.items():
+        assert len({frozenset(one) for one in found.values()}) == 1, (name, found)
+
+
 def test_every_package_that_the_makefile_installs_for_builds_and_verbs_is_locked_with_hashes():
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     for name, packages in groups.items():
