@@ -70,7 +70,7 @@ test: $(STAMPS)/test  ## everything, the default model included, on all cores; t
 OLDEST = build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 build/oldest/installed: tools/locked/oldest/requirements.txt $(STAMPS)/build-tools $(SOURCES)  ## the package with the lowest versions that pyproject.toml names
 	rm -rf build/oldest
-	$(PYTHON) -m venv build/oldest
+	$(BIN)/python -m venv build/oldest
 	$(OLDEST) --require-hashes -r $<
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w build/oldest/wheel .
 	$(OLDEST) --no-deps build/oldest/wheel/*.whl
