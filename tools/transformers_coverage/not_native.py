@@ -13,8 +13,10 @@ _REASONS: Mapping[str, str] = {
         roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod""",
     "positions are not rotary: learned, sinusoidal, relative, or biases of attention": """
         biogpt bloom cpmant ctrl gpt2 gpt_bigcode gpt_neo mpt openai-gpt opt reformer xglm xlm xlnet""",
-    "attention and MLP read the same input, and the sum of both is added": """
-        codegen cohere2_moe cohere_compass_text falcon gpt_neox gptj phi""",
+    "attention and MLP read the same input, each with a norm of its own, at least in some models": "falcon gpt_neox",
+    "attention and experts read the same input": "cohere2_moe",
+    "the projection to logits has biases": "codegen gptj phi",
+    "no family reads its files yet; a `DecoderSpec` can describe its layers": "cohere_compass_text",
     "only the attention of the last layer has a bias": "gpt_neox_japanese",
     "sparse attention: an indexer chooses the keys that a query sees": """
         axk2 deepseek_v32 deepseek_v4 dots3_note dots3_note_text glm_moe_dsa hy_v4 minimax_m3_vl_text qwen4_exp
