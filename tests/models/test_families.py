@@ -56,16 +56,64 @@ def test_a_checkpoint_may_have_the_names_of_the_modules_of_transformers(tmp_path
     assert_logits(load_model(write_model(tmp_path / "model", TINY[name]["config"], tensors)), name)
 
 
-@pytest.mark.parametrize("name", ["llama-biases", "qwen2", "gemma3", "ernie4_5", "dots1", "hunyuan"])
-def test_queries_keys_and_values_may_be_in_one_tensor_as_gate_and_up(tmp_path, name):
-    tensors = random_tensors(TINY[name]["shapes"])
-    for module, parts in {"self_attn": "qkv", "mlp": ("gate", "up")}.items():
+FUSED = {"self_attn": ("qkv_proj", "qkv"), "mlp": ("gate_up_proj", ("gate", "up"))}
+
+
+def with_fused_rows(tensors):
+    """The tensors of a checkpoint, with queries, keys and values in one tensor, and gate and up in another one."""
+    tensors = dict(tensors)
+    for module, (one, parts) in FUSED.items():
         for key in [key for key in tensors if re.search(rf"\.{module}\.{parts[0]}_proj\.", key)]:
-            if (module, key.rpartition(".")[2]) != ("mlp", "bias"):
-                own = [tensors.pop(key.replace(f".{parts[0]}_proj", f".{part}_proj")) for part in parts]
-                one = "qkv_proj" if module == "self_attn" else "gate_up_proj"
-                tensors[key.replace(f"{parts[0]}_proj", one)] = np.concatenate(own)
+            own = [tensors.pop(key.replace(f".{parts[0]}_proj", f".{part}_proj")) for part in parts]
+            tensors[key.replace(f"{parts[0]}_proj", one)] = np.concatenate(own)
+    return tensors
+
+
+@pytest.mark.parametrize("are_biases_apart", [False, True])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen2", "gemma3", "ernie4_5-biases", "dots1", "hunyuan"])
+def test_queries_keys_and_values_may_be_in_one_tensor_as_gate_and_up(tmp_path, name, are_biases_apart):
+    apart = random_tensors(TINY[name]["shapes"])
+    tensors = with_fused_rows(apart)
+    if are_biases_apart:
+        tensors = {key: value for key, value in tensors.items() if key in apart or not key.endswith("bias")}
+        tensors |= {key: value for key, value in apart.items() if key.endswith("bias")}
     assert_logits(load_model(write_model(tmp_path / "model", TINY[name]["config"], tensors)), name)
+
+
+LAYER = "model.layers.1."
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "error"),
+    [
+        ("mistral", lambda t: {f"{LAYER}self_attn.qkv_proj.weight": t(66, 32)}, r"qkv_proj.weight has shape \(66, 32"),
+        ("mistral", lambda t: {f"{LAYER}mlp.gate_up_proj.weight": t(78, 32)}, r"gate_up_proj.weight .* \(78, 32\)"),
+        ("mistral", lambda t: {f"{LAYER}self_attn.qkv_proj.bias": t(64)}, r"qkv_proj.bias is not part of"),
+        ("mistral", lambda t: {f"{LAYER}self_attn.k_proj.weight": t(16, 32)}, r"k_proj.weight is not part of"),
+        ("qwen2", lambda t: {f"{LAYER}self_attn.qkv_proj.bias": t(65)}, r"qkv_proj.bias has shape \(65,\)"),
+        ("qwen2", lambda t: {f"{LAYER}mlp.experts.gate_up_proj": t(2, 80, 32)}, r"experts.gate_up_proj is not part of"),
+        ("arcee", lambda t: {f"{LAYER}mlp.gate_up_proj.weight": t(80, 32)}, r"gate_up_proj.weight is not part of"),
+    ],
+)
+def test_a_fused_tensor_of_another_size_or_model_is_refused(tmp_path, name, changed, error):
+    tensors = random_tensors(TINY[name]["shapes"])
+    fused = tensors if name == "arcee" else with_fused_rows(tensors)
+    tensors = {**fused, **changed(lambda *shape: np.ones(shape, "<f4"))}
+    with pytest.raises(ModelError, match=error):
+        load_model(write_model(tmp_path / "model", TINY[name]["config"], tensors))
+
+
+@pytest.mark.parametrize("name", [*filter(renamed_parts, TINY)])
+def test_a_weight_by_two_names_is_refused(tmp_path, name):
+    tensors = random_tensors(TINY[name]["shapes"])
+    for part, own in renamed_parts(name).items():
+        other = own if any(part in key for key in tensors) else part
+        more = {key.replace(part, other).replace(own, other): value for key, value in tensors.items()}
+        key = next((key for key in more if key not in tensors), None)
+        if key is None:  # stacked experts: the tiny models have them one by one
+            continue
+        with pytest.raises(ModelError, match="are the same weight"):
+            load_model(write_model(tmp_path / "model", TINY[name]["config"], {**tensors, key: more[key]}))
 
 
 def test_each_layer_may_have_its_own_number_of_experts_per_token():

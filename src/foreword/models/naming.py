@@ -85,8 +85,7 @@ def weights_from_safetensors(
     """
     if "embed_tokens.weight" in tensors:  # saved without a head
         tensors = {name if name.startswith(DENSE) else f"model.{name}": tensor for name, tensor in tensors.items()}
-    for part, own in family.renamed.items():
-        tensors = {name.replace(part, own): tensor for name, tensor in tensors.items()}
+    tensors = _renamed(path, tensors, family.renamed)
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec), **_dense_names(pooling)}
     if "experts.gate_up" not in names and any(name.endswith(_STACKED_EXPERTS) for name in tensors):
         names |= _stacked_experts(spec)
@@ -105,6 +104,17 @@ def weights_from_safetensors(
                 weights[name] = float_tensor(weights[name].dequantize() + np.float32(1))
     reorder_rows(weights, spec, family.interleaved)
     return weights
+
+
+def _renamed(path: Path, tensors: Mapping[str, Tensor], parts: Mapping[str, str]) -> Mapping[str, Tensor]:
+    """Return the tensors by the names of a family: see `Family.renamed`. Raise ModelError for two of one name."""
+    for part, own in parts.items():
+        others = {name: name.replace(part, own) for name in tensors if part in name}
+        if both := next((name for name, other in others.items() if other in tensors), None):
+            fix = "Use a file that has one of them"
+            raise ModelError(f"{path}: tensors {both} and {others[both]} are the same weight. {fix}")
+        tensors = {others.get(name, name): tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 def _with_layer(names: Mapping[str, str | Rows], usual: str, prefix: str) -> dict[str, str | Rows]:
@@ -126,8 +136,12 @@ def _unread_keys(spec: DecoderSpec, names: Mapping[str, str | Rows]) -> set[str]
 
 
 def _stacked_experts(spec: DecoderSpec) -> dict[str, str | Rows]:
-    """Return where a file has all experts of a layer in one tensor, gate and up of each one below the other."""
-    inner = next(layer.moe.intermediate_size for layer in spec.layers if layer.moe is not None)
+    """Return where a file has all experts of a layer in one tensor, gate and up of each one below the other. A model
+    without experts uses no such tensor.
+    """
+    inner = next((layer.moe.intermediate_size for layer in spec.layers if layer.moe is not None), None)
+    if inner is None:
+        return {}
     prefix = SAFETENSORS_LAYER.removesuffix(".")
     return {
         "experts.gate_up": prefix + _STACKED_EXPERTS,
@@ -140,11 +154,12 @@ def _stacked_experts(spec: DecoderSpec) -> dict[str, str | Rows]:
 def _fused_rows(
     tensors: Mapping[str, Tensor], spec: DecoderSpec, names: Mapping[str, str | Rows]
 ) -> dict[str, str | Rows]:
-    """Return where a file has q, k and v, or gate and up, in one tensor, which its family has apart."""
+    """Return where a file has q, k and v, gate and up, or their biases, in one tensor, which its family has apart."""
     known = {rows.name for rows in names.values() if isinstance(rows, Rows)}
-    ends = {source: SAFETENSORS_NAMES[source].removeprefix(SAFETENSORS_LAYER) for source in ("qkv", "gate_up")}
-    found = {s for s, end in ends.items() if s not in known and any(name.endswith(f".{end}") for name in tensors)}
-    return {name: rows for name, rows in fused_rows(spec).items() if rows.name.removesuffix("_bias") in found}
+    fused = fused_rows(spec)
+    ends = {f".{SAFETENSORS_NAMES[s].removeprefix(SAFETENSORS_LAYER)}": s for s in {r.name for r in fused.values()}}
+    found = {s for end, s in ends.items() if s not in known and any(name.endswith(end) for name in tensors)}
+    return {name: rows for name, rows in fused.items() if rows.name in found}
 
 
 def has_own_head(tensors: Mapping[str, Tensor]) -> bool:

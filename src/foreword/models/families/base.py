@@ -116,6 +116,7 @@ SAFETENSORS_NAMES: Mapping[str, str] = {
     "qkv": _LAYER + "self_attn.qkv_proj.weight",
     "qkv_bias": _LAYER + "self_attn.qkv_proj.bias",
     "gate_up": _LAYER + "mlp.gate_up_proj.weight",
+    "gate_up_bias": _LAYER + "mlp.gate_up_proj.bias",
     "router": _LAYER + "mlp.gate.weight",
     "shared_gate": _LAYER + "mlp.shared_expert_gate.weight",
     **{name: f"{_LAYER}mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
@@ -267,15 +268,18 @@ def decoder(
 
 
 def fused_rows(spec: DecoderSpec) -> dict[str, Rows]:
-    """Return the rows of queries, keys and values in one tensor, of their biases, and of gate and up in another."""
+    """Return the rows of queries, keys and values in one tensor, of gate and up in another if the MLP has a gate, and
+    of their biases.
+    """
     q, kv, ff = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.intermediate_size
-    ends = {"q": (0, q), "k": (q, q + kv), "v": (q + kv, q + 2 * kv)}
-    biases = ("", "_bias") if spec.qkv_bias else ("",)
-    return {
-        **{f"{name}{end}": Rows(f"qkv{end}", *rows) for name, rows in ends.items() for end in biases},
-        "gate": Rows("gate_up", 0, ff),
-        "up": Rows("gate_up", ff, 2 * ff),
-    }
+    sizes = {"qkv": {"q": q, "k": kv, "v": kv}, **({"gate_up": {"gate": ff, "up": ff}} if spec.gated_mlp else {})}
+    found = {}
+    for source, parts in sizes.items():
+        start = 0
+        for name, size in parts.items():
+            found |= {name + end: Rows(source + end, start, start + size) for end in ("", "_bias")}
+            start += size
+    return found
 
 
 def _biases(config: Config) -> dict[str, bool]:
