@@ -213,6 +213,17 @@ def test_the_length_at_which_queries_grow_may_differ_from_the_original_one(tmp_p
     assert load_model(as_gguf(tmp_path, "ministral3", without)).spec.layers[0].query_growth is None
 
 
+@pytest.mark.parametrize("window", [0, 6])
+def test_layers_that_rotate_within_their_window_alone_need_one(tmp_path, window):
+    """EXAONE 4 is published without windows, and then rotates in every layer; Trinity and Command R7B are not."""
+    metadata = {"exaone4.attention.sliding_window": ("u32", window)}
+    spec = load_model(as_gguf(tmp_path, "exaone4-full", metadata)).spec
+    assert [layer.rope is None for layer in spec.layers] == [False, False, False, bool(window)]
+    for name in () if window else ("afmoe", "cohere2"):
+        with pytest.raises(ModelError, match="sliding_window = 0, but some layers are sliding"):
+            load_model(as_gguf(tmp_path, name, {f"{name}.attention.sliding_window": ("u32", window)}))
+
+
 @pytest.mark.parametrize("rotated", [0, 4, 6])
 def test_splitting_halves_undoes_interleaving(rotated):
     rows = np.arange(12, dtype=np.float32)[:, None] + np.zeros((1, 4), np.float32)

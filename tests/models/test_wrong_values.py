@@ -117,6 +117,10 @@ def test_rotary_parameters_of_a_wrong_type_are_refused(kind):
         ("smollm3", {"no_rope_layers": []}, r"no_rope_layers \[\] is not 4 of 0 and 1"),
         ("smollm3", {"no_rope_layers": ["x"] * 4}, "no_rope_layers .* is not 4 of 0 and 1"),
         ("mistral", {"sliding_window": 2**31}, "sliding_window = 2147483648 is above 2147483647"),
+        *((model_type, {"sliding_window": 0, "layer_types": None}, "sliding_window = 0, but some layers are sliding")
+          for model_type in ("mistral", "gemma2", "exaone4", "afmoe", "cohere2", "flint", "granite_swa")),
+        *((model_type, {"sliding_window": None, "layer_types": None}, "= None, but some layers are sliding")
+          for model_type in ("afmoe", "cohere2", "flint", "granite_swa", "granitemoe_swa")),
         ("gemma3_text", {"_sliding_window_pattern": 0, "sliding_window_pattern": None, "layer_types": None},
          "_sliding_window_pattern = 0 is not from 1"),
         ("llama", {"rope_scaling": []}, r"rope_scaling is \[\], not an object"),

@@ -338,15 +338,24 @@ def layers_of(config: Config, kind: str, rule: Callable[[int], bool]) -> list[bo
     return [one == kind for one in types]
 
 
-def windows(config: Config, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Return the sliding window of each layer (None: full). ``sliding`` is the rule where the config has no types."""
+def windows(config: Config, sliding: Callable[[int], bool], *, is_optional: bool = True) -> tuple[int | None, ...]:
+    """Return the sliding window of each layer (None: full). ``sliding`` is the rule where the config has no types.
+    is_optional: without a window all layers are full; otherwise the model is refused then.
+    """
     window = config.optional("sliding_window", int)
     if window is not None and window > MAX_WINDOW:
         raise config.error(f"sliding_window = {window} is above {MAX_WINDOW}", USE_ITS_CONFIG)
-    slides = layers_of(config, "sliding_attention", lambda i: bool(window) and sliding(i))
+    may_slide = has_window(config) or not is_optional
+    slides = layers_of(config, "sliding_attention", lambda i: may_slide and sliding(i))
     if any(slides) and (window or 0) <= 0:
         raise config.error(f"sliding_window = {window}, but some layers are sliding", USE_ITS_CONFIG)
     return tuple(window if slide else None for slide in slides)
+
+
+def has_window(config: Config) -> bool:
+    """Return whether a config has a sliding window. In a GGUF file 0 says that it has none."""
+    window = config.value("sliding_window")
+    return window is not None and not (config.prefix and window == 0)
 
 
 def same_window(config: Config, *, slides: bool = True) -> int | None:

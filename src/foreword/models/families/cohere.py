@@ -27,7 +27,7 @@ def cohere(config: Config) -> DecoderSpec:
 def cohere2(config: Config) -> DecoderSpec:
     """Return a spec of three layers with a window for each one without, which does not rotate."""
     rotary, every = rope(config), config.size("sliding_window_pattern")
-    spans = windows(config, lambda i: (i + 1) % every != 0)
+    spans = windows(config, lambda i: (i + 1) % every != 0, is_optional=False)
     return _decoder(config, "cohere2", tuple(LayerSpec(rotary if span else None, span) for span in spans))
 
 

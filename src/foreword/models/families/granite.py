@@ -64,7 +64,7 @@ def granite_swa(config: Config) -> DecoderSpec:
     if len(thetas) != count or not all(type(theta) in (int, float) and 0 <= theta < math.inf for theta in thetas):
         raise config.error(f"layer_rope_theta {thetas!r:.80} is not {count} numbers from 0", USE_ITS_CONFIG)
     ropes = {theta: rope_spec(config, head_dim(config), {**of_all, "rope_theta": theta}) for theta in {*thetas} - {0}}
-    spans = windows(config, lambda i: i % 4 != 0)
+    spans = windows(config, lambda i: i % 4 != 0, is_optional=False)
     moe = _moe(config) if "num_local_experts" in config.keys else None
     layers = tuple(LayerSpec(ropes.get(theta), span, moe) for theta, span in zip(thetas, spans, strict=True))
     return decoder(config, "granite_swa", layers, attn_sinks=True, **_multipliers(config))

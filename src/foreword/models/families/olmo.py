@@ -19,6 +19,7 @@ from foreword.models.families.base import (
     Family,
     decoder,
     experts,
+    has_window,
     num_layers,
     rope,
     windows,
@@ -64,9 +65,8 @@ def hybrid_layers(config: Config) -> tuple[LayerSpec, ...]:
     letters (LLLG), has full attention without rotation, and the others have the window. Raise ModelError for a pattern
     of another form.
     """
-    rotary, every = rope(config), _pattern(config)
-    has_windows = config.value("sliding_window") is not None
-    spans = windows(config, lambda i: has_windows and (i + 1) % every != 0)
+    rotary, every, has_windows = rope(config), _pattern(config), has_window(config)
+    spans = windows(config, lambda i: (i + 1) % every != 0)
     return tuple(LayerSpec(rotary if span or not has_windows else None, span) for span in spans)
 
 
@@ -78,7 +78,7 @@ def _pattern(config: Config) -> int:
         if re.fullmatch("L*G", pattern) is None:
             raise config.error(f"{key} = {pattern!r:.80} is not supported", "Use a model with letters such as LLLG")
         return len(pattern)
-    if config.value("sliding_window") is None or config.value("layer_types") is not None:
+    if not has_window(config) or config.value("layer_types") is not None:
         config.optional(key, int)
         return 1
     if pattern is None:

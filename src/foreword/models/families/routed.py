@@ -36,7 +36,7 @@ def afmoe(config: Config) -> DecoderSpec:
     rotary, every = rope(config), config.size("global_attn_every_n_layers")
     dense = config.get("num_dense_layers", int)
     moe = routed_experts(config, _AFMOE, is_sigmoid=True, grouped=False)
-    spans = windows(config, lambda i: (i + 1) % every != 0)
+    spans = windows(config, lambda i: (i + 1) % every != 0, is_optional=False)
     layers = (LayerSpec(rotary if span else None, span, moe if i >= dense else None) for i, span in enumerate(spans))
     is_scaled = config.get("mup_enabled", bool) or bool(config.prefix)  # GGUF files are of such models
     scale = math.sqrt(config.size("hidden_size")) if is_scaled else 1.0
@@ -65,7 +65,7 @@ def flint(config: Config) -> DecoderSpec:
     if config.value("mlp_only_layers") is None:
         config = replace(config, values={**config.values, "mlp_only_layers": [0, 1]})
     rotary, last = rope(config), num_layers(config) - 1
-    spans = windows(config, lambda i: i >= 2 and i % 4 != 1 and i != last)
+    spans = windows(config, lambda i: i >= 2 and i % 4 != 1 and i != last, is_optional=False)
     moe = replace(experts(config, shared=True), scoring="sigmoid", shared_gate=False)
     layers = (
         LayerSpec(rotary if span else None, span, of)
