@@ -121,6 +121,11 @@ def test_rotary_parameters_of_a_wrong_type_are_refused(kind):
           for model_type in ("mistral", "gemma2", "exaone4", "afmoe", "cohere2", "flint", "granite_swa")),
         *((model_type, {"sliding_window": None, "layer_types": None}, "= None, but some layers are sliding")
           for model_type in ("afmoe", "cohere2", "flint", "granite_swa", "granitemoe_swa")),
+        *((model_type, {key: -1}, f"{key} = -1 is below 0")
+          for key, types in {
+              "num_shared_experts": ("afmoe", "exaone_moe", "hy_v3"), "n_shared_experts": ("deepseek_v3", "glm4_moe"),
+              "moe_num_shared_experts": ("aria_text",), "shared_intermediate_size": ("granitemoe", "granitemoe_swa"),
+          }.items() for model_type in types),
         ("gemma3_text", {"_sliding_window_pattern": 0, "sliding_window_pattern": None, "layer_types": None},
          "_sliding_window_pattern = 0 is not from 1"),
         ("llama", {"rope_scaling": []}, r"rope_scaling is \[\], not an object"),

@@ -65,6 +65,13 @@ class Config:
             raise self.error(f"{self.label(key)} = {value} is not from 1 to {most}", USE_ITS_CONFIG)
         return value
 
+    def count(self, key: str) -> int:
+        """Return an integer from 0."""
+        value = self.get(key, int)
+        if value < 0:
+            raise self.error(f"{self.label(key)} = {value} is below 0", USE_ITS_CONFIG)
+        return value
+
     def positive(self, key: str, default: float | None = None) -> float:
         """Return a number above zero."""
         value = self.get(key, float, default)

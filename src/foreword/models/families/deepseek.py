@@ -150,13 +150,12 @@ def routed_experts(config: Config, names: Mapping[str, str] = _OWN, *, is_sigmoi
         return names.get(usual, usual)
 
     inner = config.size("moe_intermediate_size")
-    shared = config.get(key("n_shared_experts"), int)
     moe = MoeSpec(
         num_experts=config.size(key("n_routed_experts"), most=1 << 16),
         experts_per_token=config.size("num_experts_per_tok"),
         intermediate_size=inner,
         norm_topk=config.get("norm_topk_prob", bool),
-        shared_intermediate_size=max(0, shared) * inner,
+        shared_intermediate_size=config.count(key("n_shared_experts")) * inner,
         shared_gate=False,
         scoring="sigmoid" if is_sigmoid else "softmax",
         router_bias=is_sigmoid,

@@ -71,7 +71,7 @@ def granite_swa(config: Config) -> DecoderSpec:
 
 
 def _moe(config: Config) -> MoeSpec:
-    return replace(experts(config), shared_intermediate_size=config.get(_SHARED, int), shared_gate=False)
+    return replace(experts(config), shared_intermediate_size=config.count(_SHARED), shared_gate=False)
 
 
 def granite_hybrid(config: Config) -> DecoderSpec:

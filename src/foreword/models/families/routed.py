@@ -89,12 +89,12 @@ def mellum(config: Config) -> DecoderSpec:
 
 def aria(config: Config) -> DecoderSpec:
     """Return the spec of the decoder of Aria, a Llama with experts that are as wide as its MLP would be."""
-    inner, shared = config.size("intermediate_size"), config.get("moe_num_shared_experts", int)
+    inner = config.size("intermediate_size")
     moe = MoeSpec(
         config.size("moe_num_experts"),
         config.size("moe_topk"),
         inner,
-        shared_intermediate_size=max(0, shared) * inner,
+        shared_intermediate_size=config.count("moe_num_shared_experts") * inner,
         shared_gate=False,
     )
     check_groups(config, moe)
