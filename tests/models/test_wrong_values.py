@@ -62,6 +62,7 @@ LISTS = {
     "moe_layers": [[]],
     ("llama4_text", "no_rope_layers"): [[]],
     ("mellum", "rope_scaling"): [],
+    **{(name, "rope_parameters"): [] for name in ("mellum", "gemma4_text", "gemma4_unified_text")},
     "full_attn_idxs": [[]],
     "rope_scaling": [{}],
     "rope_parameters": [{}],
@@ -126,6 +127,10 @@ def test_rotary_parameters_of_a_wrong_type_are_refused(kind):
               "num_shared_experts": ("afmoe", "exaone_moe", "hy_v3"), "n_shared_experts": ("deepseek_v3", "glm4_moe"),
               "moe_num_shared_experts": ("aria_text",), "shared_intermediate_size": ("granitemoe", "granitemoe_swa"),
           }.items() for model_type in types),
+        *((name, {"rope_parameters": {"full_attention": {"rope_theta": 5e5}, **local}},
+           "rope_parameters has no rope_theta for sliding_attention")
+          for name in ("mellum", "gemma4_text")
+          for local in ({}, {"sliding_attention": None}, {"sliding_attention": {"rope_type": "default"}})),
         ("gemma3_text", {"_sliding_window_pattern": 0, "sliding_window_pattern": None, "layer_types": None},
          "_sliding_window_pattern = 0 is not from 1"),
         ("llama", {"rope_scaling": []}, r"rope_scaling is \[\], not an object"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -260,6 +260,14 @@ def rope_parameters(config: Config, layer_type: str = "") -> dict[str, Any]:
                 reason = f"rope_scaling has {key} = {old!r:.80}, rope_parameters {new!r:.80}"
                 raise config.error(reason, USE_ITS_CONFIG)
     return _complete(found or older, config)
+
+
+def check_bases(config: Config, layer_types: Collection[str]) -> None:
+    """Raise ModelError if ``rope_parameters`` lacks the base of a type of layers, where each type has its own."""
+    found = _mapping(config, "rope_parameters")
+    for one in sorted(layer_types):
+        if "rope_theta" not in _mapping(Config(config.path, found), one):
+            raise config.error(f"rope_parameters has no rope_theta for {one}", USE_ITS_CONFIG)
 
 
 def _complete(own: Mapping[str, Any], config: Config) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from foreword.models.families.base import (
 )
 from foreword.models.families.gemma import cap
 from foreword.models.keys import Key, only_in_gguf, table
-from foreword.models.rope import ROTARY_DIM, rope_parameters, rope_spec
+from foreword.models.rope import ROTARY_DIM, check_bases, rope_parameters, rope_spec
 from foreword.models.spec import DecoderSpec, HeadShape, LayerSpec, MoeSpec, PerLayerSpec, RopeSpec
 
 _PATTERN = "*.attention.sliding_window_pattern"
@@ -37,7 +37,7 @@ def gemma4(config: Config) -> DecoderSpec:
     slides = [window is not None for window in sliding[:-1]] + [False]  # the last layer is full, whatever is listed
     local = HeadShape(_kv_heads(config, slides, is_local=True), head_dim(config))
     full = _full_heads(config, slides, local)
-    local_rope, full_rope = _ropes(config, local.head_dim, full.head_dim)
+    local_rope, full_rope = _ropes(config, slides, local.head_dim, full.head_dim)
     moe = _experts(config)
     inner = _inner_sizes(config, count)
     layers = tuple(
@@ -162,8 +162,8 @@ def _kv_heads(config: Config, slides: Sequence[bool], *, is_local: bool) -> int:
     return int(found.pop() if found else value[-1])
 
 
-def _ropes(config: Config, local_dim: int, full_dim: int) -> tuple[RopeSpec, RopeSpec]:
-    """Return the rotary embeddings of sliding and of full layers."""
+def _ropes(config: Config, slides: Sequence[bool], local_dim: int, full_dim: int) -> tuple[RopeSpec, RopeSpec]:
+    """Return the rotary embeddings of sliding and of full layers. slides: which each layer is."""
     own = {"rope_theta": config.value(_LOCAL_THETA), "rope_scaling": None, ROTARY_DIM: config.value(_LOCAL_DIM)}
     if config.prefix:
         local = replace(config, values={**config.values, **own})
@@ -171,7 +171,9 @@ def _ropes(config: Config, local_dim: int, full_dim: int) -> tuple[RopeSpec, Rop
     if config.value("rope_parameters") is None:
         config = replace(config, values={**config.values, "rope_parameters": _ROPES})
     sliding, full = (rope_parameters(config, f"{kind}_attention") for kind in ("sliding", "full"))
-    return rope_spec(config, local_dim, sliding), rope_spec(config, full_dim, full)
+    ropes = rope_spec(config, local_dim, sliding), rope_spec(config, full_dim, full)
+    check_bases(config, {"sliding_attention" if one else "full_attention" for one in slides})
+    return ropes
 
 
 _ROPES = {

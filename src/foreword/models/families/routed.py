@@ -27,7 +27,7 @@ from foreword.models.families.base import (
 from foreword.models.families.deepseek import ROUTED_NAMES, routed_experts, routed_keys, sparse_flags
 from foreword.models.families.olmo import hybrid_layers
 from foreword.models.keys import Key, only, only_in_gguf, table
-from foreword.models.rope import PARTIAL_ROTARY
+from foreword.models.rope import check_bases
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 
@@ -78,11 +78,13 @@ def mellum(config: Config) -> DecoderSpec:
     """Return the spec of Mellum 2: a Qwen3 whose layers with a window have rotary parameters of their own."""
     if config.value("rope_parameters") is None:
         config = replace(config, values={**config.values, "rope_parameters": _MELLUM_ROPE})
-    full, local = (rope(config, f"{kind}_attention") for kind in ("full", "sliding"))
-    moe = experts(config)
+    spans, moe = windows(config, lambda i: False), experts(config)
+    kinds = ["sliding_attention" if span else "full_attention" for span in spans]
+    ropes = {kind: rope(config, kind) for kind in _MELLUM_ROPE}
+    check_bases(config, {*kinds})
     layers = (
-        LayerSpec(local if span else full, span, moe if has else None)
-        for span, has in zip(windows(config, lambda i: False), sparse_flags(config, 0), strict=True)
+        LayerSpec(ropes[kind], span, moe if has else None)
+        for kind, span, has in zip(kinds, spans, sparse_flags(config, 0), strict=True)
     )
     return decoder(config, "mellum", tuple(layers), qk_norm=True)
 
@@ -212,7 +214,7 @@ FAMILIES = {
         "Mellum 2",
         mellum,
         table(
-            (*DECODER, HIDDEN_ACT, PARTIAL_ROTARY, *ATTENTION_BIAS, *WINDOWS, *EXPERTS, Key("mlp_layer_types")),
+            (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *WINDOWS, *EXPERTS, Key("mlp_layer_types")),
             [only("rope_theta", 10000.0), only("rope_scaling", None)],
             [Key(name, kind=int) for name in ("num_mtp_layers", "num_nextn_predict_layers")],
             num_key_value_heads=4,
