@@ -64,7 +64,7 @@ from foreword.models.weights import float_tensor
 given = tiny_model((None, None))
 mla = MlaSpec(q_rank=64, kv_rank=256, nope_dim=64, rope_dim=32, value_dim=64)
 layers = tuple(replace(one, rope=replace(one.rope, inv_freq=(0.1,) * 16)) for one in given.spec.layers)
-spec = replace(given.spec, vocab_size=512, hidden_size=64, intermediate_size=64, num_heads=16, num_kv_heads=1,
+spec = replace(given.spec, vocab_size=512, hidden_size=64, intermediate_size=64, num_heads=48, num_kv_heads=1,
                head_dim=mla.rope_dim + mla.kv_rank, max_model_len=600, mla=mla, layers=layers)
 weights = {name: float_tensor(np.full(shape, 0.01, np.float32)) for name, shape in weight_names(spec)}
 given = replace(given, spec=spec, weights=weights)
@@ -90,7 +90,7 @@ def numbers_of(script: str) -> list[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_latent_attention_takes_the_activations_that_are_estimated():
     taken, activations = numbers_of(LATENT)
-    assert activations * 0.8 <= taken <= activations * 1.1  # some MiB are those of other things
+    assert activations * 0.8 <= taken <= activations * 1.1 + 6  # some MiB are those of other things
 
 
 def test_rows_are_padded_as_the_estimate_says():

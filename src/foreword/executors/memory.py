@@ -8,7 +8,8 @@ from typing import NamedTuple
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import Weights
 
-ROW_PADDING = 64  # a row of the native executor has a multiple of so many floats
+ROW_PADDING = 64
+"""A row of the native executor has a multiple of so many floats: kRowPadding in native/kernels/memory.h."""
 
 
 class HostBytes(NamedTuple):
@@ -29,15 +30,14 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     Per token: four vectors of hidden_size (the residual, a branch, the input of a product, an output); queries, keys
     and values before and after rotation, outputs of attention and their copy for the next product; of each expert of
     the token, or of the one MLP, two vectors of its intermediate_size; of a recurrent layer, four of its channels.
-    With latent attention (`MlaSpec`) each head has its query, its part for Wk_b, the latent query, the one of c's size,
-    its output, latent output, a copy for products of what has a size that is padded, and two of its values.
+    With latent attention (`MlaSpec`) each head has its query, the latent query, which its output replaces, and two of
+    its values.
     Inputs that layers have of their own are there for all layers at once. Streams are vectors of hidden_size, and so
     are their first products.
     """
     attention = max((4 * spec.num_heads + 2 * num_kv_heads) * head_dim for num_kv_heads, head_dim in spec.head_shapes)
     if (mla := spec.mla) is not None:
-        copied = sum(size for size in (mla.nope_dim, mla.kv_rank) if size % ROW_PADDING)
-        of_head = 3 * spec.head_dim + mla.rope_dim + 2 * (mla.nope_dim + mla.kv_rank + mla.value_dim) + copied
+        of_head = mla.nope_dim + mla.rope_dim + spec.head_dim + 2 * mla.value_dim
         attention = spec.num_heads * of_head + 2 * (mla.q_rank + spec.head_dim)
     widest = attention + 2 * spec.intermediate_size
     for layer in spec.layers:

@@ -20,6 +20,7 @@ from foreword.executors.executor import Capability
 from foreword.executors.host import TransferPagedExecutor
 from foreword.executors.inputs import check_whole, last_seen
 from foreword.executors.key_scales import key_scales
+from foreword.executors.memory import ROW_PADDING
 from foreword.executors.nodes import first_nodes
 from foreword.executors.option_types import NativeKeywords
 from foreword.executors.options import KVFormat, NativeOptions, WeightFormat
@@ -41,7 +42,6 @@ _BYTES = {
     "f32": 4, "bf16": 2, "i8": 1, "q4": 9 / 16, "q4_min": 5 / 8, "q8": 17 / 16, "q8_min": 9 / 8, "q8_half": 9 / 8,
     "fp4": 9 / 16,
 }  # bytes of a weight, with its part of the scales (native/kernels/formats.h)  # fmt: skip
-_ROW_PADDING = 64  # kRowPadding in native/kernels/memory.h
 _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
 
 
@@ -643,7 +643,7 @@ def _by_part(channels: F32, spec: RecurrentSpec) -> F32:
     """Return flat rows of channels, each part padded to a multiple of 64 (native/kernels/recurrent.h)."""
     ends = np.cumsum([size for _, size in spec.parts])[:-1]
     parts = np.split(channels, ends, axis=1)
-    padded = [np.pad(part, ((0, 0), (0, -part.shape[1] % _ROW_PADDING))) for part in parts]
+    padded = [np.pad(part, ((0, 0), (0, -part.shape[1] % ROW_PADDING))) for part in parts]
     return np.ascontiguousarray(np.concatenate(padded, axis=1)).ravel()
 
 

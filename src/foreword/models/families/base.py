@@ -273,7 +273,7 @@ def fused_rows(spec: DecoderSpec) -> dict[str, Rows]:
     """
     q, kv, ff = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.intermediate_size
     sizes = {"qkv": {"q": q, "k": kv, "v": kv}, **({"gate_up": {"gate": ff, "up": ff}} if spec.gated_mlp else {})}
-    found = {}
+    found: dict[str, Rows] = {}
     for source, parts in sizes.items():
         start = 0
         for name, size in parts.items():
