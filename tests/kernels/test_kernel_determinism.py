@@ -105,9 +105,10 @@ def test_chunks_and_threads_do_not_change_a_bit_of_other_layers(name, isa):
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_long_chunks_do_not_change_a_bit_where_norms_follow_the_mlp(num_threads):
-    """The MLP of more than 512 tokens is computed in parts."""
-    spec = SPECS["gemma"]
+@pytest.mark.parametrize("name", ["gemma", "post_norms_alone", "parallel", "gated_delta", "beside", "latent"])
+def test_long_chunks_do_not_change_a_bit_of_other_layers(name, num_threads):
+    """Products of more than 512 tokens are computed in parts: of the MLP, of attention, and of its outputs."""
+    spec = SPECS[name]
     options = {"spec": spec, "weights": random_weights(spec), "num_threads": num_threads}
     assert_same_bits([300, 300, 100], ([700], [1, 699]), **options)
 

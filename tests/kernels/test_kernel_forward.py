@@ -36,6 +36,17 @@ def test_chunks_and_decode_steps_give_the_logits_of_the_whole_sequence(name, isa
         assert relative_error(logits, want[position]) < fp32_error(spec)
 
 
+@pytest.mark.parametrize("name", ["post_norms_alone", "parallel", "gated_delta", "beside", "latent"])
+def test_parts_of_a_long_prompt_give_its_logits(name):
+    """Products of more than 512 tokens are computed in parts."""
+    spec = SPECS[name]
+    weights, tokens = random_weights(spec), tokens_of(spec, 530)
+    want = Reference(spec, weights).logits(tokens)
+    got = Driver(spec, weights, num_threads=3).run_alone("a", tokens, [528, 1, 1])
+    for logits, position in zip(got, (527, 528, 529), strict=True):
+        assert relative_error(logits, want[position]) < fp32_error(spec)
+
+
 @pytest.mark.parametrize("block_size", [1, 2, 7, 16, 48])
 @pytest.mark.parametrize("kv_format", ["fp32", "bf16", "int8"])
 def test_any_block_size_holds_the_same_keys(block_size, kv_format):
