@@ -99,8 +99,8 @@ def test_pages_have_lines_of_every_command_that_users_begin_with():
 
 TEXTS = [*PAGES, ROOT / "examples" / "README.md"]
 ELSEWHERE = {
-    "--cpus", "--enable-cache-report", "--enable-prompt-tokens-details", "--models-max", "--num-tokens", "--remapped",
-    "--text",
+    "--cpus", "--enable-cache-report", "--enable-prompt-tokens-details", "--gguf", "--models-max", "--num-tokens",
+    "--remapped", "--text",
 }  # fmt: skip
 """Flags in texts that are of other programs."""
 
