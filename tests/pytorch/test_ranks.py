@@ -90,7 +90,7 @@ def test_ranks_apply_adapters_as_one_does(by_head, by_position):
     ("by_head", "by_position", "spec", "few_blocks"),
     [
         (1, 2, SPECS["gemma"], 16),
-        (1, 2, SPECS["gated_delta"], 16),
+        (1, 2, SPECS["gated_delta"], 12),
         (1, 3, tiny_spec(num_heads=4, num_kv_heads=1), 8),
         (2, 2, SPECS["gemma"], 16),
         (2, 2, SPECS["moe"], 16),
