@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from foreword.bench.requests import NAMES
-from foreword.cli.options import Json, ModelOptions, Threads, counts, not_nan, show, with_engine_options
+from foreword.cli.options import Json, ModelOptions, Threads, counts, names, not_nan, show, with_engine_options
 from foreword.errors import ConfigError
 from foreword.scheduler import SchedulerConfig
 from foreword.settings import settings_of
@@ -162,8 +161,8 @@ def speculation(
 ) -> None:
     """Measure speculative decoding on fixed prompts and W1 to W5, by turns; all methods must give the same tokens."""
     sizes = counts("--at-once", at_once, MAX_AT_ONCE)
-    chosen_kinds = _names("--kinds", kinds, speculation_bench.KINDS)
-    chosen_methods = _names("--methods", methods, speculation_bench.METHODS)
+    chosen_kinds = names("--kinds", kinds, speculation_bench.KINDS)
+    chosen_methods = names("--methods", methods, speculation_bench.METHODS)
     if step_overhead is None:
         step_overhead = speculation_bench.step_overhead(options.model, options=options.settings)
     if options.as_json:
@@ -197,15 +196,6 @@ def speculation(
     )
 
 
-def _names(flag: str, text: str, known: Sequence[str]) -> list[str]:
-    """Return the names in a text, by commas. Raise ConfigError for one that is not known."""
-    names = text.split(",")
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"{flag} {name!r}: must be of {', '.join(known)}")
-    return names
-
-
 @app.command()
 @with_engine_options
 def memory(
@@ -221,7 +211,7 @@ def memory(
         memory_bench.run(
             options.model,
             formats=formats.split(","),
-            workloads=_names("--workloads", workloads, NAMES),
+            workloads=names("--workloads", workloads, NAMES),
             options=options.settings,
         ),
         lambda r: (

@@ -8,11 +8,13 @@ from typing import Any
 
 from benchmark_results import Run, newest, read
 from docpages.marks import with_table, with_text
+from foreword.bench.requests import PROMPTS
 
 FIGURES = {"W1": "decode_tok_s"} | dict.fromkeys(("W2", "W3", "W4", "W5"), "output_tok_s")
 FIGURES |= {"W6": "prompt_tok_s", "W7": "seconds", "W7 again": "seconds"}
 """Workload → its figure in a result: tokens per second, or seconds."""
-LONG = ("W6", "W8", "W9")
+_LONG = dict.fromkeys(PROMPTS, "prompt_tok_s")
+"""The workloads of the table of long prompts, with their figure."""
 NONE = "–"
 NO_FASTER = 1.05  # ratios below are within the noise, or worse
 
@@ -38,7 +40,7 @@ COMPARISONS = {
 
 def figure(results: Sequence[dict[str, Any]], workload: str) -> float | None:
     """Return the best figure of a workload; None if it was not measured."""
-    key = FIGURES.get(workload, "prompt_tok_s")
+    key = (FIGURES | _LONG)[workload]
     values = [row[key] for row in results if row["workload"] == workload and key in row]
     return (min if key == "seconds" else max)(values) if values else None
 
@@ -162,9 +164,8 @@ def _tables(runs: Sequence[Run]) -> dict[str, tuple[Sequence[str], list[Sequence
             ],
         ),
         "long prompts": (
-            ("machine", "model", "engine", "weights", *LONG, "memory, MB"),
-            [row for run in newest(runs, "long-prompts") for row in _long_prompts(run)]
-            or [("not measured yet", *[NONE] * (4 + len(LONG)))],
+            ("machine", "model", "engine", "weights", *_LONG, "memory, MB"),
+            [row for run in newest(runs, "long-prompts") for row in _long_prompts(run)],
         ),
         "host": (
             ("machine", *(result["workload"] for result in host[0].results)),
@@ -231,7 +232,7 @@ def _long_prompts(run: Run) -> list[Sequence[str]]:
     for row in run.results:
         groups.setdefault((row["model"], row["engine"], row["weights"]), []).append(row)
     return [
-        (run.machine, *key, *(_number(figure(rows, name)) for name in LONG), _number(max(r["peak_mb"] for r in rows)))
+        (run.machine, *key, *(_number(figure(rows, name)) for name in _LONG), _number(max(r["peak_mb"] for r in rows)))
         for key, rows in groups.items()
     ]
 

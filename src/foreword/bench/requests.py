@@ -15,7 +15,7 @@ LOWEST_ID, HIGHEST_ID = 1000, 49000  # no control tokens in SmolLM2's vocabulary
 _BATCHES = {"W1": 1, "W2": 8, "W3": 32, "W4": 64}
 PROMPTS = {"W6": 2048, "W8": 8191, "W9": 32767}
 """Workload of one prompt → the prompt's tokens."""
-NAMES = ("W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8", "W9")
+NAMES = tuple(sorted((*_BATCHES, *PROMPTS, "W5", "W7")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -15,10 +15,9 @@ from foreword.bench import host as host_bench
 from foreword.bench import startup as startup_bench
 from foreword.charts import Bars, check_chart_path, write_chart
 from foreword.cli.app import Command
-from foreword.cli.options import Json, ModelOptions, engine_options, grouped, show
+from foreword.cli.options import Json, ModelOptions, engine_options, grouped, names, show
 from foreword.cli.terminal import note
 from foreword.energy import EnergyMeter
-from foreword.errors import ConfigError
 
 bench = typer.Typer(
     help="Measure the input layer and the whole engine.",
@@ -99,9 +98,8 @@ def throughput(
     options: ModelOptions,
 ) -> None:
     """Measure many concurrent requests: output tokens per second over the whole run, prompts included."""
-    names = workloads.split(",")
-    _check_workloads(names, requests.NAMES)
-    _serve(names, repeats, options, lambda r: r.output_tok_s, "output tok/s", plot)
+    chosen = names("--workloads", workloads, requests.NAMES)
+    _serve(chosen, repeats, options, lambda r: r.output_tok_s, "output tok/s", plot)
 
 
 @bench.command(cls=Command)
@@ -126,9 +124,8 @@ def prefill(
 
     W8 and W9 need --max-model-len 8192 and 32768.
     """
-    names = workloads.split(",")
-    _check_workloads(names, requests.PROMPTS)
-    _serve(names, repeats, options, lambda r: r.prompt_tok_s, "prompt tok/s", plot)
+    chosen = names("--workloads", workloads, requests.PROMPTS)
+    _serve(chosen, repeats, options, lambda r: r.prompt_tok_s, "prompt tok/s", plot)
 
 
 @bench.command(cls=Command)
@@ -146,15 +143,8 @@ def startup(*, repeats: Repeats = 3, options: ModelOptions) -> None:
     )
 
 
-def _check_workloads(names: Sequence[str], among: Collection[str]) -> None:
-    """Raise ConfigError for a workload that the command does not measure."""
-    for name in names:
-        if name not in among:
-            raise ConfigError(f"--workloads {name!r}: must be of {', '.join(among)}")
-
-
 def _serve(
-    names: list[str],
+    workloads: list[str],
     repeats: int,
     options: ModelOptions,
     rate: Callable[[serving.ServingResult], float],
@@ -169,7 +159,7 @@ def _serve(
     if energy.reason and not options.as_json:
         note(f"no joules per token: {energy.reason}")
     results = show(
-        (serving.best_of(llm, name, repeats) for name in names),
+        (serving.best_of(llm, name, repeats) for name in workloads),
         lambda r: (
             f"{r.workload:<8}{r.output_tok_s:>10.1f}{r.prompt_tok_s:>10.1f}{r.decode_tok_s:>10.1f}"
             f"{r.first_token_ms_p50:>9.1f}{r.first_token_ms_p99:>9.1f}{r.step_ms:>10.2f}{r.seconds:>9.2f}"

@@ -381,6 +381,17 @@ def counts(option: str, text: str, most: int, *, least: int = 1) -> list[int]:
     return found
 
 
+def names(option: str, text: str, known: Collection[str]) -> list[str]:
+    """Return the names in a text, separated by commas. Raise ConfigError, which names the option, for one that is not
+    known.
+    """
+    found = text.split(",")
+    for name in found:
+        if name not in known:
+            raise ConfigError(f"{option} {name!r}: must be of {', '.join(known)}")
+    return found
+
+
 class Result(Protocol):
     """A dataclass; its fields are the keys of the JSON form."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,10 @@ class Config:
     prefix: str = ""
     part: str = ""
     read: set[str] = field(default_factory=set, compare=False)
+
+    def with_values(self, values: Mapping[str, Any]) -> Config:
+        """Return the config with these values in place of those of the file."""
+        return replace(self, values={**self.values, **values})
 
     def value(self, key: str) -> Any:
         """Return the value of a key: None if it is null, the default of ``keys`` if the file lacks it."""

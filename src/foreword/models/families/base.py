@@ -179,14 +179,14 @@ class Family:
     title: its name on pages. spec: its `DecoderSpec` from a config. keys: those of the config, all of them.
     names: where its safetensors differ from `SAFETENSORS_NAMES`. renamed: parts of names in other checkpoints of it,
     with what they are in ``names``. unused: beginnings of the names of tensors that are left out: of heads that are not
-    run, and of what its reference leaves out. constants: weights that no file has, by their one number.
-    norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q and k rows in interleaved rotary
-    order. gguf: the architecture's name in GGUF files, if it has one; more_gguf: other names.
-    gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved
-    rotary order. transposed_experts: safetensors with all experts of a layer in one tensor of floats hold each as
-    [in, out]; None: some do, which their shapes say. fused: weights that are rows of another tensor. gguf_fused: these
-    of GGUF files; None: the same. parts_of_layer: as many layers of a spec are one layer of its files.
-    is_scaled_in_gguf: weights of GGUF files are multiplied by the numbers of the spec already.
+    run, and of what its reference leaves out. constants: weights that no file has, by their one number. norms_less_one:
+    safetensors hold norm weights as w − 1. interleaved: they hold q and k rows in interleaved rotary order. gguf: the
+    architecture's name in GGUF files, if it has one; more_gguf: other names; shared_gguf: that of another family, which
+    its GGUF files have if it has none. gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved:
+    they hold q and k rows in interleaved rotary order. transposed_experts: safetensors with all experts of a layer in
+    one tensor of floats hold each as [in, out]; None: some do, which their shapes say. fused: weights that are rows of
+    another tensor. gguf_fused: these of GGUF files; None: the same. parts_of_layer: as many layers of a spec are one
+    layer of its files. is_scaled_in_gguf: weights of GGUF files are multiplied by the numbers of the spec already.
     """
 
     title: str
@@ -200,6 +200,7 @@ class Family:
     interleaved: bool = False
     gguf: str | None = None
     more_gguf: tuple[str, ...] = ()
+    shared_gguf: str = "llama"
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: bool = False
     transposed_experts: bool | None = False

@@ -136,9 +136,7 @@ def _with_mscale(config: Config) -> Config:
         return config
     own = {key: value for key, value in scaling.items() if key != "yarn_log_multiplier"}
     mscale = 10 * Config(config.path, scaling).positive("yarn_log_multiplier")
-    return replace(
-        config, values={**config.values, "rope_scaling": {**own, "mscale": mscale, "mscale_all_dim": mscale}}
-    )
+    return config.with_values({"rope_scaling": {**own, "mscale": mscale, "mscale_all_dim": mscale}})
 
 
 def routed_experts(config: Config, names: Mapping[str, str] = _OWN, *, is_sigmoid: bool, grouped: bool) -> MoeSpec:
@@ -246,6 +244,7 @@ FAMILIES = {
         table(
             _DEEPSEEK, [Key("topk_method", "greedy", ("greedy", "group_limited_greedy")), only("norm_topk_prob", False)]
         ),
+        shared_gguf="deepseek2",
         names=_NAMES,
         interleaved=True,
         fused=_fused,
@@ -295,6 +294,7 @@ FAMILIES = {
             num_experts_per_tok=4,
             routed_scaling_factor=1.8,
         ),
+        shared_gguf="deepseek2",
         names=_NAMES,
         interleaved=True,
         fused=_fused,
@@ -303,6 +303,7 @@ FAMILIES = {
         "Youtu-LLM: latent attention",
         youtu,
         table([*_MLA, only("rope_interleave", True)], tie_word_embeddings=True),
+        shared_gguf="deepseek2",
         names=_NAMES,
         interleaved=True,
         fused=_fused,

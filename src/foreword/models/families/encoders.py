@@ -67,7 +67,7 @@ def _bert(config: Config, architecture: str, *, first_position: int = 0) -> Enco
     if positions < 1:
         raise config.error(f"max_position_embeddings leaves {positions} positions", USE_ITS_CONFIG)
     return _encoder(
-        replace(config, values={**config.values, "max_position_embeddings": positions}),
+        config.with_values({"max_position_embeddings": positions}),
         architecture,
         layers=(EncoderLayerSpec(),) * num_layers(config),
         norm_eps=config.positive("layer_norm_eps"),

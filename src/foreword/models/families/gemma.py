@@ -71,7 +71,7 @@ def gemma3(config: Config) -> DecoderSpec:
 def _local(config: Config) -> Config:
     """Return the config of the sliding layers: an unscaled rotary embedding with its own base."""
     theta = config.positive("rope_local_base_freq")
-    return replace(config, values={**config.values, "rope_theta": theta, "rope_scaling": None})
+    return config.with_values({"rope_theta": theta, "rope_scaling": None})
 
 
 def _common(config: Config, largest: int) -> dict[str, Any]:

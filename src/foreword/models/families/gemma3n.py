@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from statistics import NormalDist
 
 from foreword.models.config import USE_ITS_CONFIG, Config
@@ -42,7 +41,7 @@ def gemma3n(config: Config) -> DecoderSpec:
     listed = sliding_flags(config, _PATTERN, count)
     sliding = windows(config, lambda i: listed[i] if listed else (i + 1) % 5 != 0)
     theta = config.positive(_LOCAL_THETA)
-    local = replace(config, values={**config.values, "rope_theta": theta, "rope_scaling": None})
+    local = config.with_values({"rope_theta": theta, "rope_scaling": None})
     full_rope, local_rope = rope(config, "full_attention"), rope(local, "sliding_attention")
     inner, cutoffs = sizes_of_layers(config, "intermediate_size", count), _cutoffs(config, count)
     reads = read_layers(config, [window is not None for window in sliding])

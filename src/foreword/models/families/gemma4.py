@@ -142,7 +142,7 @@ def _full_heads(config: Config, slides: Sequence[bool], local: HeadShape) -> Hea
         if not isinstance(values, Mapping) or values.keys() - {"head_dim", "num_key_value_heads"}:
             reason = f"per_layer_config: {values!r:.80} of layer {i} is not of head_dim and num_key_value_heads"
             raise config.error(reason, "Use a model whose layers differ in these alone")
-        layer = replace(config, values={**config.values, **values})
+        layer = config.with_values(values)
         found[slide].add(HeadShape(layer.size("num_key_value_heads"), head_dim(layer)))
     if found[True] - {local} or len(found[False]) != 1:
         reason = f"per_layer_config: layers of a kind have other heads, {sorted(found[True] | found[False])}"
@@ -166,10 +166,10 @@ def _ropes(config: Config, slides: Sequence[bool], local_dim: int, full_dim: int
     """Return the rotary embeddings of sliding and of full layers. slides: which each layer is."""
     own = {"rope_theta": config.value(_LOCAL_THETA), "rope_scaling": None, ROTARY_DIM: config.value(_LOCAL_DIM)}
     if config.prefix:
-        local = replace(config, values={**config.values, **own})
+        local = config.with_values(own)
         return rope_spec(local, local_dim, rope_parameters(local)), rope_spec(config, full_dim, rope_parameters(config))
     if config.value("rope_parameters") is None:
-        config = replace(config, values={**config.values, "rope_parameters": _ROPES})
+        config = config.with_values({"rope_parameters": _ROPES})
     sliding, full = (rope_parameters(config, f"{kind}_attention") for kind in ("sliding", "full"))
     ropes = rope_spec(config, local_dim, sliding), rope_spec(config, full_dim, full)
     check_bases(config, {"sliding_attention" if one else "full_attention" for one in slides})

@@ -134,6 +134,7 @@ FAMILIES = {
             num_experts_per_tok=8,
             norm_topk_prob=True,
         ),
+        shared_gguf="glm4moe",
         names=ROUTED_NAMES,
     ),
     "dots1": Family(

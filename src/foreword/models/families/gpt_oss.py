@@ -45,10 +45,10 @@ def _with_rope(config: Config) -> Config:
     """Return the config with the rotary parameters that it lacks. A GGUF file does not say that ramps are exact."""
     scaling = config.value("rope_scaling")
     if config.prefix and isinstance(scaling, dict) and scaling.get("rope_type") == "yarn":
-        return replace(config, values={**config.values, "rope_scaling": {**scaling, "truncate": False}})
+        return config.with_values({"rope_scaling": {**scaling, "truncate": False}})
     if config.prefix or scaling is not None or config.value("rope_parameters") is not None:
         return config
-    return replace(config, values={**config.values, "rope_parameters": _YARN})
+    return config.with_values({"rope_parameters": _YARN})
 
 
 _MLP = "model.layers.{i}.mlp."

@@ -64,7 +64,7 @@ def _stretched(config: Config) -> Config:
         raise config.error(f"alpha = {alpha} with heads of {dim} dimensions", USE_ITS_CONFIG)
     theta = rules.positive("rope_theta") * alpha ** (dim / (dim - 2))
     default = {"rope_type": "default", "rope_theta": theta}
-    return replace(config, values={**config.values, "rope_parameters": default, "rope_scaling": None})
+    return config.with_values({"rope_parameters": default, "rope_scaling": None})
 
 
 _WIDTH, _SHARED = "*.expert_feed_forward_length", "*.expert_shared_feed_forward_length"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     BIASES,
@@ -60,7 +58,7 @@ def _scaled(config: Config) -> Config:
     """Return the config with the rotary parameters that it lacks."""
     if config.value("rope_scaling") is not None or config.value("rope_parameters") is not None:
         return config
-    return replace(config, values={**config.values, "rope_parameters": _CWM_ROPE})
+    return config.with_values({"rope_parameters": _CWM_ROPE})
 
 
 def helium(config: Config) -> DecoderSpec:

@@ -25,7 +25,7 @@ def minimax_m2(config: Config) -> DecoderSpec:
     """Return a spec. ``rotary_dim`` is the rotary part of a head where the config has no partial_rotary_factor."""
     rotated = config.optional("rotary_dim", int)
     if rotated is not None and config.values.get(PARTIAL_ROTARY.name) is None:
-        config = replace(config, values={**config.values, PARTIAL_ROTARY.name: rotated / head_dim(config)})
+        config = config.with_values({PARTIAL_ROTARY.name: rotated / head_dim(config)})
     moe = replace(experts(config), scoring="sigmoid", router_bias=True)
     layers = (LayerSpec(rope(config), moe=moe),) * num_layers(config)
     return decoder(config, "minimax_m2", layers, qk_norm=True, joint_qk_norm=True)

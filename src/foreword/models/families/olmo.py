@@ -5,7 +5,6 @@ norms after attention and MLP alone.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
@@ -49,7 +48,7 @@ def olmo3(config: Config) -> DecoderSpec:
             reason = f"sliding_window_pattern {listed!r:.80} is not {len(slides)} of true and false"
             raise config.error(reason, USE_ITS_CONFIG)
         slides = [*listed]
-    unscaled = replace(config, values={**config.values, "rope_scaling": None})
+    unscaled = config.with_values({"rope_scaling": None})
     full, local = (rope(one, kind) for one, kind in ((config, "full_attention"), (unscaled, "sliding_attention")))
     spans = windows(config, lambda i: slides[i])
     return _decoder(config, "olmo3", tuple(LayerSpec(local if span else full, span) for span in spans))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
@@ -55,7 +54,7 @@ def qwen2(config: Config) -> DecoderSpec:
     if match is None:
         raise config.error(f"AutoModel of auto_map is {own!r:.80}, not a text such as 'modeling.Class'", USE_ITS_CONFIG)
     if match[1] == _SEES_ALL and config.values.get("is_causal") is None:
-        config = replace(config, values={**config.values, "is_causal": False})
+        config = config.with_values({"is_causal": False})
     return decoder(config, "qwen2", _layers(config), qkv_bias=True)
 
 

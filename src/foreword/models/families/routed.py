@@ -63,7 +63,7 @@ def hy_v3(config: Config) -> DecoderSpec:
 def flint(config: Config) -> DecoderSpec:
     """Return the spec of Flint: attention sinks, and a rotation in layers with a window alone."""
     if config.value("mlp_only_layers") is None:
-        config = replace(config, values={**config.values, "mlp_only_layers": [0, 1]})
+        config = config.with_values({"mlp_only_layers": [0, 1]})
     rotary, last = rope(config), num_layers(config) - 1
     spans = windows(config, lambda i: i >= 2 and i % 4 != 1 and i != last, is_optional=False)
     moe = replace(experts(config, shared=True), scoring="sigmoid", shared_gate=False)
@@ -77,7 +77,7 @@ def flint(config: Config) -> DecoderSpec:
 def mellum(config: Config) -> DecoderSpec:
     """Return the spec of Mellum 2: a Qwen3 whose layers with a window have rotary parameters of their own."""
     if config.value("rope_parameters") is None:
-        config = replace(config, values={**config.values, "rope_parameters": _MELLUM_ROPE})
+        config = config.with_values({"rope_parameters": _MELLUM_ROPE})
     spans, moe = windows(config, lambda i: False), experts(config)
     kinds = ["sliding_attention" if span else "full_attention" for span in spans]
     ropes = {kind: rope(config, kind) for kind in _MELLUM_ROPE}
@@ -111,10 +111,8 @@ _AFMOE = {
 }
 _EXAONE = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
 _HUNYUAN = {**_EXAONE, "routed_scaling_factor": "router_scaling_factor"}
-_GROUPS, _NORMED = (
-    ("n_group", "topk_group"),
-    Key("norm_topk_prob", True, (True,), gguf="expert_weights_norm", gguf_default=True),
-)
+_GROUPS = ("n_group", "topk_group")
+_NORMED = Key("norm_topk_prob", True, (True,), gguf="expert_weights_norm", gguf_default=True)
 _MELLUM_ROPE = {
     "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},

@@ -26,9 +26,7 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
     if (spec.state_size and not family.gguf) or family.is_scaled_in_gguf:
         fix = "Use the adapter's PEFT directory"
         raise ModelError(f"{path}: GGUF adapters for {spec.architecture!r} models are not supported. {fix}")
-    # Mistral is "llama" there, DeepSeek V2 and V3 are one, and Solar Open is GLM 4.5.
-    shared = "deepseek2" if spec.mla else "glm4moe" if spec.architecture == "solar_open" else "llama"
-    if architecture not in (family.gguf or shared, *family.more_gguf):
+    if architecture not in (family.gguf or family.shared_gguf, *family.more_gguf):
         reason = f"is for the architecture {architecture!r:.80}, the model is {spec.architecture!r}"
         raise ModelError(f"{path}: {reason}. Use an adapter that was made for this model")
     if "adapter.alora.invocation_tokens" in gguf.metadata:
