@@ -64,8 +64,8 @@ void AttentionStage::run(int thread, int layer_index) {
   const Layer &layer = ctx_.model.layers[size_t(layer_index)];
   // In these layers the rows of all tokens are read together.
   const bool is_whole = layer.beside || layer.parallel_mlp || layer.gated || layer.latent;
-  for (int i = 0, parts = is_whole ? 1 : ctx_.num_parts(); i < parts; ++i) {
-    const Share tokens = is_whole ? Share{0, ctx_.input.num_tokens} : ctx_.part(i);
+  for (int i = 0, parts = ctx_.num_parts(is_whole); i < parts; ++i) {
+    const Share tokens = ctx_.part(i, parts);
     const ActivationSet in = layer.beside ? ctx_.normed_rows(thread) : ctx_.norm_rows(thread, layer.attn_norm, tokens);
     ctx_.products.linear(thread, layer.qkv, in, {0, tokens.end - tokens.begin}, qkv_.data(), Store::assign,
                          i + 1 < parts ? &layer.qkv : &layer.o, ctx_.shrink(thread, {&layer.qkv}, in));

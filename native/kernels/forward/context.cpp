@@ -59,7 +59,7 @@ ActivationSet PassContext::norm_rows(int thread, const Norm &norm, Share tokens)
 void PassContext::add_product(int thread, const Linear &l, const ProductInput &input, const FloatRows &a, Vector bias,
                               const Norm &norm, const Linear *next) {
   for (int i = 0, parts = num_parts(); i < parts; ++i) {
-    const Share tokens = part(i);
+    const Share tokens = part(i, parts);
     if (i > 0) pool.barrier();  // the part before was multiplied
     const ActivationSet set = products.prepare(thread, input, l.cols, tokens.end - tokens.begin,
                                                [&](int r) { return a.row(tokens.begin + r); });

@@ -38,9 +38,11 @@ class PassContext {
   void reserve();
 
   // Parts of the tokens, for stages whose numbers of a part stay in the caches until they are read, and take as much
-  // memory with more tokens. Adapters are shrunk for all tokens at once.
-  int num_parts() const { return has_loras() ? 1 : (input.num_tokens + kPartTokens - 1) / kPartTokens; }
-  Share part(int index) const { return share_of(input.num_tokens, index, num_parts()); }
+  // memory with more tokens. Adapters are shrunk for all tokens at once. is_whole: whether the stage needs all of them.
+  int num_parts(bool is_whole = false) const {
+    return is_whole || has_loras() ? 1 : (input.num_tokens + kPartTokens - 1) / kPartTokens;
+  }
+  Share part(int index, int num_parts) const { return share_of(input.num_tokens, index, num_parts); }
 
   // The rows of x after a norm, as input of the products that follow: row 0 is the first of `tokens`.
   ActivationSet norm_rows(int thread, const Norm &norm, Share tokens);

@@ -55,8 +55,8 @@ void MlpStage::cut_gates(int thread, const Mlp &mlp, int count) {
 
 void MlpStage::run(int thread, const Layer &layer, const Linear &next) {
   const Mlp &mlp = *layer.mlp;
-  for (int part = 0, parts = layer.parallel_mlp ? 1 : ctx_.num_parts(); part < parts; ++part) {
-    const Share tokens = layer.parallel_mlp ? Share{0, ctx_.input.num_tokens} : ctx_.part(part);
+  for (int part = 0, parts = ctx_.num_parts(layer.parallel_mlp); part < parts; ++part) {
+    const Share tokens = ctx_.part(part, parts);
     const bool last = part + 1 == parts;
     const ActivationSet in =
         layer.parallel_mlp ? ctx_.normed_rows(thread) : ctx_.norm_rows(thread, layer.mlp_norm, tokens);
