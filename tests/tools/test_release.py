@@ -83,6 +83,16 @@ def test_the_makefile_installs_nothing_but_locked_packages_and_torch():
         assert lowest <= tuple(map(int, versions[name].split("."))) < highest
 
 
+def test_wheels_of_a_release_need_the_libc_that_the_page_of_platforms_names():
+    page = (ROOT / "docs" / "platforms.md").read_text()
+    programs = {name: (ROOT / "tools" / "wheels" / f"{name}.py").read_text() for name in ("__main__", "cross")}
+    x86 = re.search(r"^OLDEST_LIBC = \((\d+), (\d+)\)", programs["__main__"], re.MULTILINE)
+    arm = re.search(r'^LIBC = "([\d.]+)"', programs["cross"], re.MULTILINE)
+    assert f"| Linux, x86-64, glibc {x86[1]}.{x86[2]} or later" in page
+    assert re.search(rf"^\| Linux, aarch64 .*, glibc {re.escape(arm[1])} or later", page, re.MULTILINE)
+    assert f"manylinux_{arm[1].replace('.', '_')}_aarch64" in programs["__main__"]
+
+
 def test_programs_of_verbs_install_locked_packages():
     """Two programs of tools/wheels install the wheels that they built, with the newest packages these need."""
     texts = {path: path.read_text() for path in (ROOT / "tools").rglob("*.py")}

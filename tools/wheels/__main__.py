@@ -31,6 +31,8 @@ PYTHONS = os.environ.get("PYTHONS", "python3.12 python3.13 python3.14")
 LOCKED = ROOT / "tools" / "locked"
 TOOLS, TOOLS_OF_RELEASE = LOCKED / "wheel.txt", LOCKED / "release.txt"
 """Versions and hashes of what builds a wheel of this machine, and a release."""
+OLDEST_LIBC = (2, 34)
+"""Of the machines that docs/platforms.md promises wheels of a release for."""
 STABLE = (3, 12)  # the first Python whose stable interface is enough for the native module
 
 
@@ -89,6 +91,7 @@ def release(here: Interpreter, folder: Path, *, used: bool = True) -> dict[str, 
     for project in (source, layer_source(source, here)):
         for builder in builders:
             wheel = build(builder, project, folder)
+            check_libc(wheel)
             users = [one for one in (here, *others) if one.is_stable] if builder.is_stable else [builder]
             for user in users if used else ():
                 use(user, wheel)
@@ -162,6 +165,13 @@ def build(builder: Interpreter, project: Path, folder: Path) -> Path:
     builder.run("-m", "auditwheel", "repair", "-z", "9", "--wheel-dir", repaired, next(plain.glob("*.whl")))
     wheel = next(repaired.glob("*.whl"))
     return Path(shutil.move(wheel, folder / wheel.name))
+
+
+def check_libc(wheel: Path) -> None:
+    """End the program if the wheel needs a newer libc than promised: a newer compiler may use newer symbols."""
+    needed = min((int(major), int(minor)) for major, minor in re.findall(r"manylinux_(\d+)_(\d+)_", wheel.name))
+    if needed > OLDEST_LIBC:
+        sys.exit(f"{wheel.name}: needs glibc {needed[0]}.{needed[1]}; {OLDEST_LIBC[0]}.{OLDEST_LIBC[1]} is promised")
 
 
 def use(user: Interpreter, wheel: Path) -> None:
