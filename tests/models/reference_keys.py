@@ -16,7 +16,9 @@ RECORD = Path(__file__).parents[1] / "data" / "models" / "reference_keys.json"
 
 
 def families(model_types):
-    """{model_type: {"defaults": {key: value}, "read": keys that the model's source reads}} of transformers."""
+    """{model_type: record} of transformers: "defaults": {key: value}; "read": keys that the model's source reads;
+    "aliases": {other name of a key: key}; "older": names of keys that its configuration class replaces.
+    """
     from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
     found = {}
@@ -28,7 +30,13 @@ def families(model_types):
         module = importlib.import_module(name)
         read = set(re.findall(r"\bconfig\.(\w+)", inspect.getsource(module)))
         defaults = json.loads(config_class().to_json_string(use_diff=False))
-        found[model_type] = {"defaults": defaults, "read": sorted(read & defaults.keys())}
+        older = set(re.findall(r"\bkwargs\.(?:pop|get)\(\"(\w+)\"", inspect.getsource(config_class)))
+        found[model_type] = {
+            "defaults": defaults,
+            "read": sorted(read & defaults.keys()),
+            "aliases": config_class.attribute_map,
+            "older": sorted(older - defaults.keys()),
+        }
     return found
 
 

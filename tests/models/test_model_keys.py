@@ -56,7 +56,8 @@ def base(model_type):
 
 
 def undeclared(model_type, defaults):
-    return [key for key in defaults if key not in {*ALL[model_type].keys, *WITHOUT_EFFECT, *LOADER}]
+    aliases = FAMILIES[model_type].aliases if model_type in FAMILIES else {}
+    return [key for key in defaults if key not in {*ALL[model_type].keys, *aliases, *WITHOUT_EFFECT, *LOADER}]
 
 
 def test_the_reference_of_every_family_is_recorded():
@@ -67,6 +68,7 @@ def test_the_reference_of_every_family_is_recorded():
 @pytest.mark.parametrize("model_type", ALL)
 def test_every_key_of_the_reference_is_declared(model_type):
     assert undeclared(model_type, base(model_type)) == []
+    assert undeclared(model_type, REFERENCE["families"][model_type]["older"]) == []
 
 
 @pytest.mark.parametrize("architecture", GGUF_FAMILIES)
@@ -86,6 +88,38 @@ def test_a_key_that_is_absent_has_the_value_of_the_reference(model_type):
         values = {name: value for name, value in config.items() if name != key}
         with contextlib.suppress(ModelError):  # it is required
             assert family.read(Config(PATH, values)) == want, key
+
+
+def outcome(model_type, config):
+    """The spec of a configuration, or the error that refuses it."""
+    try:
+        return ALL[model_type].read(Config(PATH, config))
+    except ModelError as error:
+        return str(error)
+
+
+ALIASES = [
+    (model_type, alias, key)
+    for model_type, family in FAMILIES.items()
+    for alias, key in {**REFERENCE["families"][model_type]["aliases"], **family.aliases}.items()
+    if key in family.keys
+]
+
+
+@pytest.mark.parametrize(("model_type", "alias", "key"), ALIASES)
+def test_another_name_of_a_key_is_followed_as_by_the_reference_or_refused(model_type, alias, key):
+    config = {name: value for name, value in base(model_type).items() if name not in ("qk_head_dim", alias)}
+    value = config[key]
+    other = not value if isinstance(value, bool) else 2 * value if isinstance(value, int | float) else value
+    without = {name: value for name, value in config.items() if name != key}
+    got, want = (outcome(model_type, {**without, name: other}) for name in (alias, key))
+    assert got == want or f"{alias} = {other!r} is not supported" in got
+
+
+def test_a_key_with_two_values_by_two_names_is_refused_with_both():
+    config = base("ernie4_5_moe") | {"moe_k": 6, "num_experts_per_tok": 2}
+    with pytest.raises(ModelError, match=r"^config\.json: num_experts_per_tok = 2, moe_k = 6\. Use"):
+        FAMILIES["ernie4_5_moe"].read(Config(PATH, config))
 
 
 def variants(model_type):

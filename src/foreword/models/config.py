@@ -42,6 +42,20 @@ class Config:
         """Return the config with these values in place of those of the file."""
         return replace(self, values={**self.values, **values})
 
+    def with_aliases(self, aliases: Mapping[str, str]) -> Config:
+        """Return the config with the values of keys that the file has under other names, by these. Raise ModelError for
+        a key that has another value by its own name.
+        """
+        found: dict[str, Any] = {}
+        for alias, key in aliases.items():
+            self.read.add(alias)
+            if (value := self.values.get(alias)) is None:
+                continue
+            if self.values.get(key, value) != value:
+                raise self.error(f"{alias} = {value!r:.80}, {key} = {self.values[key]!r:.80}", USE_ITS_CONFIG)
+            found[key] = value
+        return self.with_values(found)
+
     def value(self, key: str) -> Any:
         """Return the value of a key: None if it is null, the default of ``keys`` if the file lacks it."""
         self.read.add(key)

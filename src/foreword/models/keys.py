@@ -71,8 +71,8 @@ _REASONS: Mapping[str, str] = {
         attention_dropout attention_probs_dropout_prob classifier_dropout embd_pdrop embedding_dropout
         embedding_initializer_range gradient_checkpointing hidden_dropout hidden_dropout_prob
         initializer_cutoff_factor initializer_range mlp_dropout output_router_logits rescale_prenorm_residual
-        resid_pdrop residual_dropout router_aux_loss_coef router_jitter_noise sparse_pred_ignore_index
-        sparse_prediction time_step_floor time_step_max time_step_min z_loss_coefficient""",
+        mamba_dt_init_floor mamba_dt_max resid_pdrop residual_dropout router_aux_loss_coef router_jitter_noise
+        sparse_pred_ignore_index sparse_prediction time_step_floor time_step_max time_step_min z_loss_coefficient""",
     "how another implementation computes the same numbers": """
         _attn_implementation _attn_implementation_autoset attn_implementation cache_implementation
         chunk_size chunk_size_feed_forward deterministic_flash_attn dtype mamba_chunk_size mamba_ssm_cache_dtype
@@ -83,7 +83,7 @@ _REASONS: Mapping[str, str] = {
     "tokens, which the tokenizer's files have": """
         bos_token_id cls_token_id eod_token_id eos_token_id mask_token_id pad_token_id sep_token_id""",
     "of heads that predict further tokens, which are not run": """
-        mtp_layer_types mtp_layers_block_type mtp_mlp_layer_types mup_denominator""",
+        mtp_hybrid_override_pattern mtp_layer_types mtp_layers_block_type mtp_mlp_layer_types mup_denominator""",
     "of a classifier's head, or of one that is not run": """
         decoder_bias id2label label2id num_labels problem_type sbert_ce_default_activation_function
         sentence_transformers""",

@@ -95,6 +95,8 @@ EXPERTS = (
 )
 NORMED_EXPERTS = (*EXPERTS, Key("norm_topk_prob", True, (True,), gguf="expert_weights_norm", gguf_default=True))
 """The keys of families that always divide the probabilities of the chosen experts by their sum."""
+LOCAL_EXPERTS = {"num_local_experts": "num_experts"}
+"""The aliases of families whose reference also takes the number of experts by this name."""
 SPARSE_LAYERS = (Key("decoder_sparse_step", 1), Key("mlp_only_layers"))
 SHARED_EXPERT = Key("shared_expert_intermediate_size", gguf="expert_shared_feed_forward_length")
 
@@ -177,6 +179,7 @@ class Family:
     """The description of one family of models: how its files are read.
 
     title: its name on pages. spec: its `DecoderSpec` from a config. keys: those of the config, all of them.
+    aliases: the key of each other name that a config.json may have for it.
     names: where its safetensors differ from `SAFETENSORS_NAMES`. renamed: parts of names in other checkpoints of it,
     with what they are in ``names``. unused: beginnings of the names of tensors that are left out: of heads that are not
     run, and of what its reference leaves out. constants: weights that no file has, by their one number. norms_less_one:
@@ -192,6 +195,7 @@ class Family:
     title: str
     spec: Callable[[Config], DecoderSpec]
     keys: Keys
+    aliases: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
@@ -218,6 +222,7 @@ class Family:
         for a key with a value that the family does not compute.
         """
         config = replace(config, keys=self.keys)
+        config = config if config.prefix else config.with_aliases(self.aliases)
         config.check()
         spec, longest = self.spec(config), config.size("max_position_embeddings")
         if spec.max_model_len >= longest:

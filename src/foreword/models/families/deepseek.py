@@ -231,6 +231,10 @@ ROUTED_EXPERTS = (
 """Keys of `routed_experts`, and of the layers that have them."""
 
 
+LOCAL_ROUTED = {"num_local_experts": "n_routed_experts"}
+"""The aliases of families whose reference also takes the number of `routed_experts` by this name."""
+
+
 def routed_keys(names: Mapping[str, str], *without: str) -> tuple[Key, ...]:
     """Return `ROUTED_EXPERTS` with other names of keys, by their names there, and without those that a family lacks."""
     return tuple(replace(key, name=names.get(key.name, key.name)) for key in ROUTED_EXPERTS if key.name not in without)
@@ -244,6 +248,7 @@ FAMILIES = {
         table(
             _DEEPSEEK, [Key("topk_method", "greedy", ("greedy", "group_limited_greedy")), only("norm_topk_prob", False)]
         ),
+        aliases={"num_experts": "n_routed_experts"},
         shared_gguf="deepseek2",
         names=_NAMES,
         interleaved=True,
@@ -269,6 +274,7 @@ FAMILIES = {
             num_experts_per_tok=8,
             routed_scaling_factor=2.5,
         ),
+        aliases=LOCAL_ROUTED,
         names=_NAMES,
         interleaved=True,
         fused=_fused,
@@ -294,6 +300,7 @@ FAMILIES = {
             num_experts_per_tok=4,
             routed_scaling_factor=1.8,
         ),
+        aliases={**LOCAL_ROUTED, "head_dim": "qk_rope_head_dim"},
         shared_gguf="deepseek2",
         names=_NAMES,
         interleaved=True,

@@ -52,6 +52,7 @@ FAMILIES = {
         "ERNIE 4.5 with experts",
         ernie4_5_moe,
         table(_KEYS, num_key_value_heads=4, rms_norm_eps=1e-5, tie_word_embeddings=True, rope_theta=5e5),
+        aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
         names={
             "router_bias": _MLP + "moe_statics.e_score_correction_bias",
             **{f"shared.{name}": f"{_MLP}shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")},

@@ -20,7 +20,7 @@ from foreword.models.families.base import (
     rope,
     windows,
 )
-from foreword.models.families.deepseek import ROUTED_EXPERTS, ROUTED_NAMES, routed_experts
+from foreword.models.families.deepseek import LOCAL_ROUTED, ROUTED_EXPERTS, ROUTED_NAMES, routed_experts
 from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.rope import PARTIAL_ROTARY
 from foreword.models.spec import DecoderSpec, LayerSpec
@@ -111,6 +111,7 @@ FAMILIES = {
             num_experts_per_tok=8,
             norm_topk_prob=True,
         ),
+        aliases=LOCAL_ROUTED,
         names=ROUTED_NAMES,
         gguf="glm4moe",
         gguf_names={"mlp_norm": "blk.{i}.post_attention_norm.weight"},
@@ -134,6 +135,7 @@ FAMILIES = {
             num_experts_per_tok=8,
             norm_topk_prob=True,
         ),
+        aliases=LOCAL_ROUTED,
         shared_gguf="glm4moe",
         names=ROUTED_NAMES,
     ),
@@ -150,6 +152,7 @@ FAMILIES = {
             n_routed_experts=None,
             n_shared_experts=None,
         ),
+        aliases=LOCAL_ROUTED,
         names=ROUTED_NAMES,
         gguf="dots1",
     ),

@@ -244,6 +244,7 @@ FAMILIES = {
         "Granite 4 H: Mamba 2 and attention layers, with or without experts",
         granite_hybrid,
         table(_COMMON, _EXPERTS, _HYBRID),
+        aliases={"layers_block_type": "layer_types"},
         names={**_EXPERT_NAMES, **state_names("mamba"), **_SHARED_NAMES},
         renamed=_RENAMED_EXPERTS,
         fused=_fused_hybrid,

@@ -9,6 +9,7 @@ from foreword.models.families.base import (
     ATTENTION_BIAS,
     DECODER,
     HIDDEN_ACT,
+    LOCAL_EXPERTS,
     Family,
     check_groups,
     decoder,
@@ -16,7 +17,7 @@ from foreword.models.families.base import (
     num_layers,
     rope,
 )
-from foreword.models.keys import Key, only, table
+from foreword.models.keys import Key, table
 from foreword.models.rope import rope_parameters
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
@@ -83,11 +84,11 @@ FAMILIES = {
             [
                 Key("num_experts", 1, gguf="expert_count"),
                 Key("moe_topk", 1, gguf="expert_used_count", kind=object),
-                *(only(name, None) for name in ("num_local_experts", "num_experts_per_tok")),
                 *(Key(name, gguf=name.removeprefix("*."), kind=int) for name in (_WIDTH, _SHARED)),
             ],
             rms_norm_eps=1e-5,
         ),
+        aliases={**LOCAL_EXPERTS, "num_experts_per_tok": "moe_topk"},
         names={
             **_NAMES,
             "router": _MLP + "gate.wg.weight",

@@ -105,11 +105,13 @@ _MOE = (
     Key("routed_scaling_factor", 1.0),
     only("*.expert_gating_func", 2, gguf="expert_gating_func"),
 )
+_TIED = {"tie_embedding": "tie_word_embeddings"}
 FAMILIES = {
     "lfm2": Family(
         "LFM2: short convolutions and attention layers",
         lfm2,
         table(_COMMON, _LFM2, **_DEFAULTS),
+        aliases={"block_ff_dim": "intermediate_size", **_TIED},
         names=_NAMES,
         fused=_fused,
         gguf="lfm2",
@@ -119,6 +121,7 @@ FAMILIES = {
         "LFM2 with experts",
         lfm2_moe,
         table(_COMMON, _MOE, num_experts_per_tok=4, moe_intermediate_size=1792, num_experts=32, **_DEFAULTS),
+        aliases=_TIED,
         names={
             **_NAMES,
             "router": _MLP + "gate.weight",

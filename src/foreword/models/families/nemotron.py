@@ -6,6 +6,7 @@ import math
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import DECODER, Family, check_groups, decoder, num_layers, rope
+from foreword.models.families.deepseek import LOCAL_ROUTED
 from foreword.models.families.mamba import fused_mamba
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, check_state, state_names
 from foreword.models.keys import Key, only, table
@@ -157,11 +158,22 @@ _KEYS = (
     Key("conv_kernel", 4, gguf="ssm.conv_kernel"),
     Key("use_conv_bias", True),
 )
+_ALIASES = {
+    **LOCAL_ROUTED,
+    "layer_types": "layers_block_type",
+    "mamba_n_groups": "n_groups",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_expand": "expand",
+    "mamba_dt_min": "time_step_min",
+    "mamba_dt_limit": "time_step_limit",
+    "mamba_conv_bias": "use_conv_bias",
+}
 FAMILIES = {
     "nemotron_h": Family(
         "Nemotron-H: Mamba 2, attention, MLP and experts, a layer each",
         nemotron_h,
         table(_KEYS, head_dim=128),
+        aliases=_ALIASES,
         names=_NAMES,
         fused=fused_mamba,
         unused=("score.", "mtp."),

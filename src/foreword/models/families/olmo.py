@@ -14,6 +14,7 @@ from foreword.models.families.base import (
     DECODER,
     EXPERTS,
     HIDDEN_ACT,
+    LOCAL_EXPERTS,
     WINDOWS,
     Family,
     decoder,
@@ -150,6 +151,7 @@ FAMILIES = {
             num_experts=64,
             num_experts_per_tok=8,
         ),
+        aliases=LOCAL_EXPERTS,
         gguf="olmoe",
     ),
     "flex_olmo": Family(
@@ -158,6 +160,7 @@ FAMILIES = {
         table(
             (*_COMMON, *EXPERTS), [Key("norm_topk_prob", False)], rope_theta=5e5, num_experts=7, num_experts_per_tok=5
         ),
+        aliases=LOCAL_EXPERTS,
         names=_NAMES,
     ),
     "olmo3": Family(

@@ -12,6 +12,7 @@ from foreword.models.families.base import (
     DECODER,
     EXPERTS,
     HIDDEN_ACT,
+    LOCAL_EXPERTS,
     SHARED_EXPERT,
     SPARSE_LAYERS,
     WINDOWS,
@@ -173,7 +174,7 @@ FAMILIES = {
         hy_v3,
         table(
             (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *routed_keys(_HUNYUAN, *_GROUPS, "first_k_dense_replace"), _NORMED),
-            [Key("mlp_layer_types"), only("num_local_experts", None), only("enable_moe_fp32_combine", True, False)],
+            [Key("mlp_layer_types"), only("enable_moe_fp32_combine", True, False)],
             num_key_value_heads=8,
             head_dim=128,
             rms_norm_eps=1e-5,
@@ -184,6 +185,7 @@ FAMILIES = {
             moe_intermediate_size=1536,
             router_scaling_factor=2.826,
         ),
+        aliases=LOCAL_EXPERTS,
         names={**ROUTED_NAMES, "router_bias": _MLP + "e_score_correction_bias"},
         renamed={
             ".mlp.router.gate.": ".mlp.gate.",
