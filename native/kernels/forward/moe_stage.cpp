@@ -4,11 +4,14 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace foreword::kernels {
 namespace {
 
 constexpr int kMostPlaces = 512;  // so that their numbers stay in the caches from the inputs to the sums
+constexpr int kRowsAhead = 8;     // rows between the sums in use and those that are prefetched
+constexpr int kOwnInputs = 8192;  // numbers that every thread prepares for itself, which is cheaper than a barrier
 
 // The expert with the largest p + bias; those that are taken have a negative p. `bias` may be null.
 int best_expert(const float *p, int num_experts, const float *bias) {
@@ -58,7 +61,9 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
       mlp_(mlp),
       shared_gate_(1),
       normed_(context.model.config.hidden_size),
-      sums_(widest_sum(context.model)) {
+      sums_(widest_sum(context.model)),
+      routes_(size_t(context.pool.size())),
+      own_down_(size_t(context.pool.size())) {
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.moe) continue;
     experts_per_token_ = std::max(experts_per_token_, layer.moe->experts_per_token);
@@ -79,6 +84,9 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
       hidden_cols_ = std::max(hidden_cols_, expert.down.cols);
     }
   }
+  if (max_experts_ == 0) return;
+  own_rows_ = std::min(kOwnInputs / hidden_cols_, kMostPlaces - 1);  // no places follow so few
+  for (ActivationBuffer &own : own_down_) own.reserve(own_rows_, hidden_cols_, hidden_kinds_);
 }
 
 void MoeStage::reserve() {
@@ -95,9 +103,14 @@ void MoeStage::reserve() {
     latents_.reserve(size_t(num_tokens) * size_t(padded_row(latent_)));
     latent_sums_.reserve(num_tokens, latent_, latent_kinds_);
   }
-  for (Buffer<int> *of_choice : {&expert_, &place_, &token_, &choice_}) of_choice->reserve(size_t(choices));
-  weight_.reserve(size_t(choices));
-  expert_begin_.reserve(size_t(max_experts_) + 1);
+  const size_t num_routes = routes_each(num_tokens) ? routes_.size() : 1;
+  for (size_t i = 0; i < num_routes; ++i) {
+    Routes &routes = routes_[i];
+    for (Buffer<int> *ints : {&routes.expert, &routes.token}) ints->reserve(size_t(choices));
+    for (Buffer<float> *floats : {&routes.p, &routes.weight}) floats->reserve(size_t(choices));
+    routes.chosen.reserve(size_t(max_experts_));
+    routes.begin.reserve(size_t(max_experts_) + 1);
+  }
   hidden_.reserve(size_t(places) * size_t(hidden_stride_));
   gathered_.reserve(places, outer_, gathered_kinds_);
   down_.reserve(places, hidden_cols_, hidden_kinds_);
@@ -105,8 +118,9 @@ void MoeStage::reserve() {
 
 void MoeStage::run(int thread, const Layer &layer) {
   const Moe &moe = *layer.moe;
-  const Share tokens{0, ctx_.input.num_tokens};
-  const int num_experts = int(moe.experts.size()), choices = tokens.end * moe.experts_per_token;
+  const Share tokens{0, ctx_.input.num_tokens}, share = ctx_.token_share(thread);
+  const FloatRows &sums = moe.has_own_inputs() ? sums_ : ctx_.has_branch(layer.post_mlp_norm) ? ctx_.branch : ctx_.x;
+  for (int t = share.begin; &sums != &ctx_.x && t < share.end; ++t) std::fill_n(sums.row(t), sums.stride(), 0.f);
 
   auto normed_with = [&](const Norm &norm) {
     return ctx_.products.prepare_shared(thread, ctx_.normed.shared, moe.router.cols, tokens.end, [&](int t) {
@@ -121,20 +135,11 @@ void MoeStage::run(int thread, const Layer &layer) {
   if (moe.shared) shared = mlp_.gate_up(thread, *moe.shared, in, tokens.end);
   if (moe.experts_norm) start(thread, moe, in = normed_with(moe.router_norm));
   if (moe.experts_norm || !moe.shared) ctx_.pool.barrier();
-  const FloatRows &sums = moe.has_own_inputs() ? sums_ : ctx_.has_branch(layer.post_mlp_norm) ? ctx_.branch : ctx_.x;
-  const Share share = ctx_.token_share(thread);
-  for (int t = share.begin; t < share.end; ++t) {
-    if (&sums != &ctx_.x) std::fill_n(sums.row(t), sums.stride(), 0.f);
-    if (moe.experts_norm) ctx_.norm_row(ctx_.x.row(t), moe.experts_norm, normed_.row(t));
+  for (int t = share.begin; moe.experts_norm && t < share.end; ++t) {
+    ctx_.norm_row(ctx_.x.row(t), moe.experts_norm, normed_.row(t));
   }
-  if (tokens.end > ProductInput::kFewRows) {
-    route(moe, share);
-    ctx_.pool.barrier();
-  } else if (thread == 0) {
-    route(moe, tokens);
-  }
-  if (thread == 0) sort_by_expert(moe);
-  ctx_.pool.barrier();
+  const Routes &routes = find_places(thread, moe);
+  if (moe.experts_norm) ctx_.pool.barrier();
 
   if (moe.shared && moe.has_own_inputs()) {
     ctx_.products.linear(thread, moe.shared->down, shared, tokens, ctx_.branch.data(), Store::assign);
@@ -146,11 +151,14 @@ void MoeStage::run(int thread, const Layer &layer) {
       });
     });
   }
-  for (int first = 0, expert = 0; first < choices;) {
-    const Share places{first, end_of_places(first, num_experts)};
-    while (places_of(expert).end <= first) ++expert;
-    run_places(thread, moe, in, places, expert, sums);
-    first = places.end;
+  const int *begin = routes.begin.data(), *end = begin + routes.num_chosen;
+  for (Share places{0, 0}; places.begin < *end; places.begin = places.end) {
+    // Whole experts, unless one alone has more places.
+    const int most = places.begin + kMostPlaces, whole = *(std::upper_bound(begin, end + 1, most) - 1);
+    places.end = whole > places.begin ? whole : most;
+    const Share chosen{int(std::upper_bound(begin, end, places.begin) - begin) - 1,
+                       int(std::lower_bound(begin, end, places.end) - begin)};
+    run_places(thread, moe, routes, in, places, chosen, sums);
   }
   ctx_.pool.barrier();
   if (moe.experts_norm) norm_sums(thread, moe);
@@ -171,68 +179,67 @@ void MoeStage::start(int thread, const Moe &moe, const ActivationSet &in) {
   }
 }
 
-// The end of places whose numbers stay in the caches: whole experts, unless one alone has more.
-int MoeStage::end_of_places(int first, int num_experts) const {
-  const int *begin = expert_begin_.data(), most = first + kMostPlaces;
-  const int end = *(std::upper_bound(begin, begin + num_experts + 1, most) - 1);
-  return end > first ? end : most;
+// The places of all tokens. Of few tokens every thread finds them, which is cheaper than a barrier.
+const MoeStage::Routes &MoeStage::find_places(int thread, const Moe &moe) {
+  const int num_tokens = ctx_.input.num_tokens;
+  const bool alone = routes_each(num_tokens);
+  Routes &routes = routes_[alone ? size_t(thread) : 0];
+  route(moe, alone ? Share{0, num_tokens} : ctx_.token_share(thread), routes);
+  if (!alone) ctx_.pool.barrier();
+  if (alone || thread == 0) sort_by_expert(moe, routes);
+  if (!alone) ctx_.pool.barrier();
+  return routes;
 }
 
-// sums += p_e (out_e + down_bias_e) of these places. `expert`: that of the first one.
-void MoeStage::run_places(int thread, const Moe &moe, const ActivationSet &in, Share places, int expert,
-                          const FloatRows &sums) {
+// sums += p_e (out_e + down_bias_e) of these places. `chosen`: the experts that have them.
+void MoeStage::run_places(int thread, const Moe &moe, const Routes &routes, const ActivationSet &in, Share places,
+                          Share chosen, const FloatRows &sums) {
   const size_t stride = size_t(padded_row(moe.outer()));
-  const Mlp &first = moe.experts[size_t(expert)];
   const bool is_latent = !moe.latent_in.parts.empty();
   // Inputs of the router are prepared for the experts too; those of one token are read where they are.
   const bool is_prepared = !moe.has_own_inputs() && !moe.scales_inputs;
   const bool is_one_row = is_prepared && ctx_.input.num_tokens == 1;
-  const int count = places.end - places.begin;
+  const int count = places.end - places.begin, *token = routes.token.data() + places.begin;
+  const float *weight = routes.weight.data() + places.begin;
   ActivationSet inputs = in;
   if (is_prepared && !is_one_row) {
-    inputs = ctx_.products.gather(thread, gathered_, in, moe.outer(), count, token_.data() + places.begin);
+    inputs = ctx_.products.gather(thread, gathered_, in, moe.outer(), count, token);
   } else if (!is_prepared) {
     inputs = ctx_.products.prepare_shared(thread, gathered_, moe.outer(), count, [&](int i) -> const float * {
-      const int place = places.begin + i, token = token_.data()[place];
-      const float *row = is_latent ? latents_.data() + size_t(token) * stride : normed_.row(token);
+      const float *row = is_latent ? latents_.data() + size_t(token[i]) * stride : normed_.row(token[i]);
       if (!moe.scales_inputs) return row;
-      const float weight = weight_.data()[choice_.data()[place]];
       float *scaled = scaled_.data() + size_t(i) * stride;
-      for (size_t k = 0; k < stride; ++k) scaled[k] = weight * row[k];
+      for (size_t k = 0; k < stride; ++k) scaled[k] = weight[i] * row[k];
       return scaled;
     });
   }
-  // Calls f(expert, rows, next) with the rows of the experts, of which the first of these places has number 0, and the
-  // expert that follows, or null.
-  auto for_experts = [&](auto &&f) {
-    for (int e = expert, last = int(moe.experts.size()), next; e < last; e = next) {
-      for (next = e + 1; next < last && places_of(next).begin == places_of(next).end;) ++next;
-      if (next < last && places_of(next).begin >= places.end) next = last;
-      const Share own = places_of(e);
-      const Share rows{std::max(own.begin, places.begin) - places.begin, std::min(own.end, places.end) - places.begin};
-      f(moe.experts[size_t(e)], rows, next < last ? &moe.experts[size_t(next)] : nullptr);
-    }
+  const int num_experts = chosen.end - chosen.begin;
+  auto expert = [&](int i) -> const Mlp & { return moe.experts[size_t(routes.chosen.data()[chosen.begin + i])]; };
+  auto rows_of = [&](int i) {  // the first of these places has number 0
+    const Share own = routes.places_of(chosen.begin + i);
+    return Share{std::max(own.begin, places.begin) - places.begin, std::min(own.end, places.end) - places.begin};
   };
-  for_experts([&](const Mlp &mlp, Share rows, const Mlp *next) {
-    float *out = hidden_.data() + (is_one_row ? size_t(rows.begin) * size_t(mlp.up.stride) : 0);
-    ctx_.products.gated(thread, mlp, inputs, is_one_row ? Share{0, 1} : rows, out,
-                        next ? next->first() : first.down);
+  const int hidden_stride = expert(0).up.stride, hidden_cols = expert(0).down.cols;
+  ctx_.products.gated_each(thread, num_experts, inputs, expert(0).down, [&](int i) {
+    const Share rows = rows_of(i);
+    const ptrdiff_t place = is_one_row ? rows.begin : 0;
+    return Products::MlpRows{expert(i), is_one_row ? Share{0, 1} : rows, hidden_.data() + place * hidden_stride};
   });
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::gate_up);
 
-  const ActivationSet hidden = ctx_.products.prepare_shared(thread, down_, first.down.cols, count, [&](int i) {
-    return hidden_.data() + size_t(i) * size_t(first.up.stride);
-  });
-  for_experts([&](const Mlp &mlp, Share rows, const Mlp *next) {
-    const Linear *following = next ? &next->down : nullptr;
-    ctx_.products.in_columns(thread, mlp.down, hidden, rows, following, [&](const float *out, auto... at) {
-      add_rows(out, at..., sums, mlp.down_bias, [&](int row) {
-        const int place = places.begin + row;
-        return std::pair(token_.data()[place], moe.scales_inputs ? 1.f : weight_.data()[choice_.data()[place]]);
-      });
+  auto hidden_row = [&](int i) { return hidden_.data() + ptrdiff_t(i) * hidden_stride; };
+  const ActivationSet hidden =
+      count <= own_rows_ ? ctx_.products.prepare_own(thread, own_down_[size_t(thread)], hidden_cols, count, hidden_row)
+                         : ctx_.products.prepare_shared(thread, down_, hidden_cols, count, hidden_row);
+  for (int i = 0; i < num_experts; ++i) {
+    const Mlp &mlp = expert(i);
+    const Linear *following = i + 1 < num_experts ? &expert(i + 1).down : nullptr;
+    ctx_.products.in_columns(thread, mlp.down, hidden, rows_of(i), following, [&](const float *out, auto... at) {
+      add_rows(out, at..., sums, mlp.down_bias,
+               [&](int row) { return std::pair(token[row], moe.scales_inputs ? 1.f : weight[row]); });
     });
-  });
+  }
   ctx_.clock.finish(thread, Stage::down);
 }
 
@@ -244,7 +251,7 @@ void MoeStage::add_rows(const float *out, size_t stride, Share rows, Share panel
   for (int row = rows.begin; row < rows.end; ++row, out += stride) {
     const auto [token, weight] = of(row);
     // The rows of an expert's tokens are not adjacent: the processor does not foresee them.
-    const float *ahead = sums.row(of(std::min(row + 2, rows.end - 1)).first) + column;
+    const float *ahead = sums.row(of(std::min(row + kRowsAhead, rows.end - 1)).first) + column;
     for (size_t i = 0; i < stride; i += 16) __builtin_prefetch(ahead + i, 1);
     float *to = sums.row(token) + column;
     ctx_.isa.add_scaled(weight, out, stride, to);
@@ -254,11 +261,12 @@ void MoeStage::add_rows(const float *out, size_t stride, Share rows, Share panel
 
 // p = softmax(logits + scores_bias), or sigmoid of each; the largest experts_per_token of p + router_bias, ties to the
 // lower expert.
-void MoeStage::route(const Moe &moe, Share share) {
+void MoeStage::route(const Moe &moe, Share share, Routes &routes) const {
   const int num_experts = int(moe.experts.size()), k = moe.experts_per_token;
   for (int t = share.begin; t < share.end; ++t) {
-    float *p = router_logits_.data() + size_t(t) * size_t(moe.router.stride);
-    float sum = 0.f;
+    std::array<float, kMostExperts> scores{};
+    float *p = scores.data(), sum = 0.f;
+    std::copy_n(router_logits_.data() + size_t(t) * size_t(moe.router.stride), num_experts, p);
     for (int e = 0; moe.scores_bias && e < num_experts; ++e) p[e] += moe.scores_bias[e];
     if (moe.sigmoid) {
       for (int e = 0; e < num_experts; ++e) p[e] = 1.f / (1.f + std::exp(-p[e]));
@@ -272,8 +280,8 @@ void MoeStage::route(const Moe &moe, Share share) {
       sum = 1.f;
     }
     if (moe.num_groups > 1) keep_best_groups(moe, p, num_experts);
-    int *expert = expert_.data() + size_t(t) * size_t(k);
-    float *weight = weight_.data() + size_t(t) * size_t(k);
+    int *expert = routes.expert.data() + size_t(t) * size_t(k);
+    float *weight = routes.p.data() + size_t(t) * size_t(k);
     float chosen = moe.sum_eps;
     for (int j = 0; j < k; ++j) {
       expert[j] = best_expert(p, num_experts, moe.router_bias);
@@ -289,21 +297,27 @@ void MoeStage::route(const Moe &moe, Share share) {
 }
 
 // Counting sort of the choices by expert.
-void MoeStage::sort_by_expert(const Moe &moe) {
+void MoeStage::sort_by_expert(const Moe &moe, Routes &routes) const {
   const int num_experts = int(moe.experts.size()), choices = ctx_.input.num_tokens * moe.experts_per_token;
-  const int *expert = expert_.data();
-  int *begin = expert_begin_.data();
-  std::fill(begin, begin + num_experts + 1, 0);
-  for (int c = 0; c < choices; ++c) ++begin[expert[c] + 1];
-  for (int e = 0; e < num_experts; ++e) begin[e + 1] += begin[e];
-  for (int c = 0; c < choices; ++c) {
-    const int place = begin[expert[c]]++;
-    place_.data()[c] = place;
-    token_.data()[place] = c / moe.experts_per_token;
-    choice_.data()[place] = c;
+  const int *expert = routes.expert.data();
+  std::array<int, kMostExperts> next;  // the place of the next choice of each expert
+  std::fill_n(next.begin(), num_experts, 0);
+  for (int c = 0; c < choices; ++c) ++next[size_t(expert[c])];
+  int *chosen = routes.chosen.data(), *begin = routes.begin.data(), count = 0, place = 0;
+  for (int e = 0; e < num_experts; ++e) {
+    const int own = std::exchange(next[size_t(e)], place);
+    if (own == 0) continue;
+    chosen[count] = e;
+    begin[count++] = place;
+    place += own;
   }
-  std::copy_backward(begin, begin + num_experts, begin + num_experts + 1);
-  begin[0] = 0;
+  begin[count] = place;
+  routes.num_chosen = count;
+  for (int c = 0; c < choices; ++c) {
+    place = next[size_t(expert[c])]++;
+    routes.token.data()[place] = c / moe.experts_per_token;
+    routes.weight.data()[place] = routes.p.data()[c];
+  }
 }
 
 void MoeStage::norm_sums(int thread, const Moe &moe) {

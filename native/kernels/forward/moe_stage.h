@@ -25,10 +25,25 @@ class MoeStage {
 
  private:
   void start(int thread, const Moe &moe, const ActivationSet &in);
-  void route(const Moe &moe, Share tokens);
-  void sort_by_expert(const Moe &moe);
-  int end_of_places(int first, int num_experts) const;
-  void run_places(int thread, const Moe &moe, const ActivationSet &in, Share places, int expert,
+  // The experts of the step's tokens, and their places.
+  struct Routes {
+    Buffer<int> expert;    // [choices]
+    Buffer<float> p;       // [choices]: p_e
+    Buffer<int> token;     // [choices], by place
+    Buffer<float> weight;  // [choices], by place: p_e
+    Buffer<int> chosen;    // [experts]: those that have places, ascending
+    Buffer<int> begin;     // [experts + 1]: the first place of each of them, and the end of the last one's
+    int num_chosen = 0;
+
+    Share places_of(int i) const { return {begin.data()[i], begin.data()[i + 1]}; }
+  };
+  // Returns whether every thread routes all of so many tokens.
+  static bool routes_each(int num_tokens) { return num_tokens <= ProductInput::kFewRows; }
+  const Routes &find_places(int thread, const Moe &moe);
+  void route(const Moe &moe, Share tokens, Routes &routes) const;
+  void sort_by_expert(const Moe &moe, Routes &routes) const;
+  // Computes the places of these of the chosen experts.
+  void run_places(int thread, const Moe &moe, const Routes &routes, const ActivationSet &in, Share places, Share chosen,
                   const FloatRows &sums);
   template <class Of>
   void add_rows(const float *out, size_t stride, Share rows, Share panels, const FloatRows &sums, Vector bias,
@@ -37,12 +52,12 @@ class MoeStage {
   void norm_sums(int thread, const Moe &moe);
   // Multiplies the sums by latent_out and adds what is in ctx_.branch.
   void leave_latent(int thread, const Moe &moe);
-  Share places_of(int expert) const { return {expert_begin_.data()[expert], expert_begin_.data()[expert + 1]}; }
 
   PassContext &ctx_;
   MlpStage &mlp_;
   // The largest of all layers.
   int max_experts_ = 0, experts_per_token_ = 0, router_stride_ = 0, hidden_stride_ = 0, hidden_cols_ = 0;
+  int own_rows_ = 0;    // rows of hidden numbers that every thread prepares for itself, at most
   int outer_ = 0;       // inputs of an expert
   int latent_ = 0;      // those, of layers with latent experts
   bool scales_inputs_ = false;
@@ -50,17 +65,15 @@ class MoeStage {
   FloatRows shared_gate_, normed_;      // [T, 1], [T, hidden_size]
   FloatRows sums_;                      // [T, hidden_size or latent_]: of experts whose sum is not added as it is
   Buffer<float> router_logits_;         // [T, experts]
-  Buffer<float> weight_;                // [choices]: p_e of a choice
   Buffer<float> latents_;               // [T, latent_]: the inputs of latent experts
   Buffer<float> scaled_;                // up to kMostPlaces rows: the input of an expert, times p_e
-  Buffer<int> expert_, place_, token_;  // [choices]: expert of a choice, place of a choice, token of a place
-  Buffer<int> choice_;                  // [choices]: choice of a place
-  Buffer<int> expert_begin_;            // [experts + 1]: first place of each expert
+  std::vector<Routes> routes_;          // [threads]: of few tokens, each thread's own; of more, the first one
   KindSet gathered_kinds_{}, hidden_kinds_{}, latent_kinds_{};
   // The following have up to kMostPlaces rows at a time, unless noted:
   ActivationBuffer gathered_, down_;  // the inputs of gate and up, and of down
   ActivationBuffer latent_sums_;      // [T, latent_]: the input of latent_out
   Buffer<float> hidden_;              // act(gate) * up
+  std::vector<ActivationBuffer> own_down_;  // [threads]: the inputs of down, if they are few
 };
 
 }  // namespace foreword::kernels

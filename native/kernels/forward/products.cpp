@@ -101,41 +101,46 @@ void Products::panel(int thread, const Linear &l, const ActivationSet &a, int ro
   isa_.linear(product(thread, matrix, a, part, out, nullptr));
 }
 
-// Both halves of a few panels are computed into scratch memory, then multiplied.
 void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out, const Linear &next,
                      const LoraStep *lora) const {
+  const uint8_t *following = first_weights(thread, &next, rows.end - rows.begin);
+  for_parts(thread, mlp.first().parts[0].matrix[pool_.team(thread).group], rows,
+            [&](const Part &part) { gate(thread, {mlp, rows, out}, a, part, following, lora); });
+}
+
+// Both halves of a few panels are computed into scratch memory, then multiplied.
+void Products::gate(int thread, const MlpRows &own, const ActivationSet &a, const Part &part, const uint8_t *next,
+                    const LoraStep *lora) const {
+  const Mlp &mlp = own.mlp;
   const int group = pool_.team(thread).group, width = isa_.panel_width;
   const PackedMatrix &first = mlp.first().parts[0].matrix[group], &up = mlp.up.parts[0].matrix[group];
   const bool has_gate = &first != &up;
-  const Scratch &own = scratch_[size_t(thread)];
-  for_parts(thread, first, rows, [&](const Part &part) {
-    const auto [rows_now, panels, stride, ahead] = part;
-    auto half = [&](const PackedMatrix &matrix, int place, float *to, const uint8_t *following) {
-      const MatrixProduct product = this->product(thread, matrix, a, part, to, following);
-      isa_.linear(product);
-      if (lora) lora->expand(matrix, place, rows_now, panels.begin, panels.end, product.out, stride);
-    };
-    if (has_gate) half(first, 0, own.gate.data(), up.panel(panels.begin));
-    const int num_rows = rows.end - rows.begin;
-    half(up, has_gate, own.up.data(), ahead >= 0 ? first.panel(ahead) : first_weights(thread, &next, num_rows));
-    const size_t column = size_t(panels.begin) * size_t(width);
-    for (int row = rows_now.begin; row < rows_now.end; ++row) {
-      const size_t at = size_t(row - rows_now.begin) * stride;
-      float *gate = own.gate.data() + at, *x = own.up.data() + at;
-      float *to = out + size_t(row) * size_t(mlp.up.stride) + column;
-      if (mlp.up_bias) isa_.add_row(mlp.up_bias + column, stride, x);
-      if (has_gate && mlp.gate_bias) isa_.add_row(mlp.gate_bias + column, stride, gate);
-      if (has_gate && gate_limit_ > 0.f) {
-        isa_.clamped_gate_mul(gate_alpha_, gate_limit_, gate, x, stride, to);
-      } else if (has_gate) {
-        for (size_t i = 0; gate_scale_ != 1.f && i < stride; ++i) gate[i] *= gate_scale_;
-        isa_.gate_mul(activation_, gate, x, stride, to);
-      } else {
-        isa_.activate(activation_, stride, x);
-        std::copy_n(x, stride, to);
-      }
+  const Scratch &scratch = scratch_[size_t(thread)];
+  const auto [rows, panels, stride, ahead] = part;
+  auto half = [&](const PackedMatrix &matrix, int place, float *to, const uint8_t *following) {
+    const MatrixProduct product = this->product(thread, matrix, a, part, to, following);
+    isa_.linear(product);
+    if (lora) lora->expand(matrix, place, rows, panels.begin, panels.end, product.out, stride);
+  };
+  if (has_gate) half(first, 0, scratch.gate.data(), up.panel(panels.begin));
+  half(up, has_gate, scratch.up.data(), ahead >= 0 ? first.panel(ahead) : next);
+  const size_t column = size_t(panels.begin) * size_t(width);
+  for (int row = rows.begin; row < rows.end; ++row) {
+    const size_t at = size_t(row - rows.begin) * stride;
+    float *gate = scratch.gate.data() + at, *x = scratch.up.data() + at;
+    float *to = own.out + size_t(row) * size_t(mlp.up.stride) + column;
+    if (mlp.up_bias) isa_.add_row(mlp.up_bias + column, stride, x);
+    if (has_gate && mlp.gate_bias) isa_.add_row(mlp.gate_bias + column, stride, gate);
+    if (has_gate && gate_limit_ > 0.f) {
+      isa_.clamped_gate_mul(gate_alpha_, gate_limit_, gate, x, stride, to);
+    } else if (has_gate) {
+      for (size_t i = 0; gate_scale_ != 1.f && i < stride; ++i) gate[i] *= gate_scale_;
+      isa_.gate_mul(activation_, gate, x, stride, to);
+    } else {
+      isa_.activate(activation_, stride, x);
+      std::copy_n(x, stride, to);
     }
-  });
+  }
 }
 
 }  // namespace foreword::kernels

@@ -114,6 +114,32 @@ class Products {
   void gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out, const Linear &next,
              const LoraStep *lora = nullptr) const;
 
+  // An MLP, the rows of the input that it takes, and where its outputs are.
+  struct MlpRows {
+    const Mlp &mlp;
+    Share rows;
+    float *out;
+  };
+  // As gated, of `count` MLPs of one shape, whose panels are divided side by side: of(i) is the MlpRows of number i.
+  template <class Of>
+  void gated_each(int thread, int count, const ActivationSet &a, const Linear &next, Of &&of) const {
+    const ThreadPool::Team &team = pool_.team(thread);
+    auto first_of = [&](const Mlp &mlp) -> const PackedMatrix & { return mlp.first().parts[0].matrix[team.group]; };
+    const Share all = team_share(first_of(of(0).mlp).num_panels, pool_, team.group);
+    const int panels = all.end - all.begin;
+    pool_.divide(thread, team, count * panels, 2, [&](Share part, int end) {
+      for (int i = part.begin / panels; i < count && i * panels < part.end; ++i) {
+        const MlpRows now = of(i);
+        const int first = i * panels, last = first + panels, to_panel = all.begin - first;
+        const uint8_t *following =
+            end > last ? first_of(of(i + 1).mlp).panel(all.begin) : first_weights(thread, &next, 1);
+        for_blocks(now.rows, {std::max(part.begin, first) + to_panel, std::min(part.end, last) + to_panel},
+                   std::min(end, last) + to_panel,
+                   [&](const Part &block) { gate(thread, now, a, block, following, nullptr); });
+      }
+    });
+  }
+
  private:
   struct Scratch {
     Buffer<uint8_t> linear;
@@ -195,6 +221,10 @@ class Products {
     isa_.linear(product(thread, matrix, a, part, out, part.ahead < 0 ? next : matrix.panel(part.ahead)));
     f(out, part.stride, part.rows, part.panels);
   }
+
+  // The outputs of a part of an MLP's panels. `next`: the weights after those of its share.
+  void gate(int thread, const MlpRows &own, const ActivationSet &a, const Part &part, const uint8_t *next,
+            const LoraStep *lora) const;
 
   int num_panels(const Linear &l, int team) const;
   int num_cuts(int num_rows, int count, const ThreadPool::Team &team) const;
