@@ -9,6 +9,14 @@ namespace {
 // caches. It is also divided by rows when there are fewer panels than this per thread, and enough rows.
 constexpr int kOwnRows = 128, kPanelsPerThread = 8, kRowsPerCut = 48;
 
+// Writes zeros to the columns [begin, stride) of rows, after the last panel: those of a layer before may have been
+// longer, and inputs of a product are prepared in whole blocks.
+void clear_rest(float *out, Share rows, size_t begin, size_t stride) {
+  for (int r = rows.begin; begin < stride && r < rows.end; ++r) {
+    std::fill(out + size_t(r) * stride + begin, out + size_t(r + 1) * stride, 0.f);
+  }
+}
+
 }  // namespace
 
 void ProductInput::reserve(int rows, int cols, const KindSet &kinds, int num_threads) {
@@ -89,6 +97,9 @@ void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share
         if (lora) {
           lora->expand(matrix, int(&part - l.parts.data()), r, p0, p1, out + part.offset, size_t(l.stride));
         }
+        if (store == Store::assign && p1 == matrix.num_panels && &part == &l.parts.back()) {
+          clear_rest(out, r, size_t(part.offset + p1 * isa_.panel_width), size_t(l.stride));
+        }
       }
       first = last;
     }
@@ -141,6 +152,7 @@ void Products::gate(int thread, const MlpRows &own, const ActivationSet &a, cons
       std::copy_n(x, stride, to);
     }
   }
+  if (panels.end == up.num_panels) clear_rest(own.out, rows, column + stride, size_t(mlp.up.stride));
 }
 
 }  // namespace foreword::kernels
