@@ -16,12 +16,15 @@ void prepare_blocks(const Activations &a, int row, const float *x) {
   for (int k = 0; k < a.padded_cols; k += kBlock) {
     if (Planes == 1) top = largest_magnitude(x + k, kBlock);
     const F32 inverse = set1(top > 0.f ? kSteps / top : 0.f);
-    int8_t *q = activation_at<int8_t>(a, row, k, kPieceBytes / Planes);
+    using Number = std::conditional_t<Planes == 2 && kWords, int16_t, int8_t>;
+    Number *q = activation_at<Number>(a, row, k, kPieceBytes / Planes);
     F32 sums[2] = {set1(0.f), set1(0.f)};
     FW_UNROLL for (int n = 0; n < N; ++n) {
       const F32 rounded = round_f32(mul(load(x + k + n * kLanes), inverse));
       if constexpr (Planes == 1) {
         store_s8(q + n * kLanes, rounded);
+      } else if constexpr (kWords) {
+        store_words(q + n * kLanes, rounded);
       } else {
         const F32 high = round_f32(mul(rounded, set1(1.f / 128.f)));
         store_s8(q + n * kLanes, high);

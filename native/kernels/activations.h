@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/formats.h"
-#include "kernels/simd/simd.h"
+#include "kernels/words.h"
 
 namespace foreword::kernels::FOREWORD_ISA {
 

@@ -31,7 +31,7 @@ enum class ActivationKind : uint8_t {
   bf16,
   i8,          // 8 bit, one scale per block
   i15,         // 15 bit in two 8-bit planes, q = 128 high + low, one scale per row: the tokens of a float computation,
-               // for two 8-bit dot products
+               // for two 8-bit dot products; where kWords, in 16 bits
   i8_rotated,  // 8 bit, one scale per row, for weights of Format::i8; rotation.h
 };
 constexpr int kNumActivationKinds = 5;

@@ -199,11 +199,15 @@ struct I8Kernel {
 
 // Per block of 32 an exact integer sum, then acc += sum * d_w and, with a min, acc += m_w * Σ a. Activations in two
 // planes have one scale per row, multiplied at the end; in one plane one scale per block, a factor of d_w and part of Σ
-// a.
+// a. Where kWords, two planes are words, and there is one sum.
 template <Format Fmt, int Planes>
 struct BlockKernel : FloatSums {
-  static constexpr int kRows = kRowsBlock, kSums = Planes + 1;
+  static constexpr bool kAsWords = Planes == 2 && kWords;
+  static constexpr int kPlanes = kAsWords ? 1 : Planes;  // planes of sums
+  static constexpr int kRows = kRowsBlock, kSums = kPlanes + 1;
   static constexpr bool kHalves = Fmt == Format::q8_half, kNibbles = is_4bit(Fmt) && Fmt != Format::fp4;
+  static constexpr bool kShortSums = kNibbles && !kAsWords;  // sums of 16 bit: begin_nibbles
+  using Activation = std::conditional_t<kAsWords, int16_t, int8_t>;
 
   static FW_INLINE int32_t start(const ActivationBlock &b, int half) {
     if constexpr (Fmt == Format::q4) return b.neg8_sum;
@@ -212,28 +216,64 @@ struct BlockKernel : FloatSums {
     return b.neg_bias_sum;
   }
 
-  // `Quads` quads of the block, from quad `begin` on, against every plane of the activations. A 4-bit load holds quad j
-  // in its low and quad j + 4 in its high nibbles.
+  // `Quads` quads of the block, from quad `begin` on, against the activations. A 4-bit load holds quad j in its low and
+  // quad j + 4 in its high nibbles.
   template <int Quads, int R, int N>
-  static FW_INLINE void dots(const uint8_t *w, size_t panel, const int8_t *x, int begin, I32 (&sum)[Planes][R][N]) {
+  static FW_INLINE void dots(const uint8_t *w, size_t panel, const Activation *x, int begin,
+                             I32 (&sum)[kPlanes][R][N]) {
     constexpr int kLoads = is_4bit(Fmt) ? 4 : Quads;
     FW_UNROLL_QUADS for (int j = begin; j < begin + kLoads; ++j) {
       U8 wv[N];
       FW_UNROLL for (int n = 0; n < N; ++n) wv[n] = load_u8(w + (n / V) * panel + (j * V + n % V) * 4 * kLanes);
-      FW_UNROLL for (int r = 0; r < R; ++r) {
-        FW_UNROLL for (int plane = 0; plane < Planes; ++plane) {
-          const int8_t *xr = x + plane * (kPieceBytes / 2) + r * kPieceBytes;
-          const auto first = in_lanes<N>(xr + 4 * j), second = in_lanes<N>(xr + 4 * (is_4bit(Fmt) ? j + 4 : j));
-          FW_UNROLL for (int n = 0; n < N; ++n) {
-            I32 &s = sum[plane][r][n];
-            if constexpr (kNibbles) {
-              s = dot_nibbles(dot_nibbles(s, low_nibbles(wv[n]), first), high_nibbles(wv[n]), second);
-            } else if constexpr (Fmt == Format::fp4) {
-              s = dot4_biased(s, biased_fp4(low_nibbles(wv[n])), first);
-              s = dot4_biased(s, biased_fp4(high_nibbles(wv[n])), second);
-            } else {
-              s = dot4_biased(s, wv[n], first);
-            }
+      if constexpr (kAsWords) {
+        word_dots<0, false>(wv, x + 4 * j, sum[0]);
+        word_dots<1, false>(wv, x + 4 * j, sum[0]);
+        if constexpr (is_4bit(Fmt)) {
+          word_dots<0, true>(wv, x + 4 * (j + 4), sum[0]);
+          word_dots<1, true>(wv, x + 4 * (j + 4), sum[0]);
+        }
+      } else {
+        byte_dots(wv, x + 4 * j, sum);
+      }
+    }
+  }
+
+  // The first or second pair of words of a quad, those of the low or high nibbles, against that of the quad at x, of
+  // every row.
+  template <int Pair, bool High, int R, int N>
+  static FW_INLINE void word_dots(const U8 (&wv)[N], const int16_t *x, I32 (&sum)[R][N]) {
+    I32 words[N];
+    FW_UNROLL for (int n = 0; n < N; ++n) {
+      if constexpr (kNibbles) {
+        words[n] = nibble_pairs<Pair, High>(wv[n]);
+      } else if constexpr (Fmt == Format::fp4) {
+        words[n] = word_pairs<Pair>(biased_fp4(High ? high_nibbles(wv[n]) : low_nibbles(wv[n])));
+      } else {
+        words[n] = word_pairs<Pair>(wv[n]);
+      }
+    }
+    FW_UNROLL for (int r = 0; r < R; ++r) {
+      const I32 xv = word_in_lanes(x + 2 * Pair + r * (kPieceBytes / int(sizeof(int16_t))));
+      FW_UNROLL for (int n = 0; n < N; ++n) sum[r][n] = dot2_words(sum[r][n], words[n], xv);
+    }
+  }
+
+  // The quads of a load against those at x, and its high nibbles against the quads 4 further on, for every row's planes.
+  template <int R, int N>
+  static FW_INLINE void byte_dots(const U8 (&wv)[N], const int8_t *x, I32 (&sum)[kPlanes][R][N]) {
+    FW_UNROLL for (int r = 0; r < R; ++r) {
+      FW_UNROLL for (int plane = 0; plane < Planes; ++plane) {
+        const int8_t *xr = x + plane * (kPieceBytes / 2) + r * kPieceBytes;
+        const auto first = in_lanes<N>(xr), second = in_lanes<N>(xr + (is_4bit(Fmt) ? 16 : 0));
+        FW_UNROLL for (int n = 0; n < N; ++n) {
+          I32 &s = sum[plane][r][n];
+          if constexpr (kNibbles) {
+            s = dot_nibbles(dot_nibbles(s, low_nibbles(wv[n]), first), high_nibbles(wv[n]), second);
+          } else if constexpr (Fmt == Format::fp4) {
+            s = dot4_biased(s, biased_fp4(low_nibbles(wv[n])), first);
+            s = dot4_biased(s, biased_fp4(high_nibbles(wv[n])), second);
+          } else {
+            s = dot4_biased(s, wv[n], first);
           }
         }
       }
@@ -245,7 +285,7 @@ struct BlockKernel : FloatSums {
     constexpr int kPiece = kPieceBytes / Planes;
     const uint8_t *block = t.weights;
     for_pieces<kPiece>(t, [&](int k, int end) FW_LAMBDA {
-      const int8_t *x = activation_at<const int8_t>(t.a, t.row, k, kPiece);
+      const Activation *x = activation_at<const Activation>(t.a, t.row, k, kPiece);
       const ActivationBlock *blocks = t.a.blocks + size_t(k / kBlock) * t.a.block_stride + t.row;
       for (; k < end; k += kBlock) {
         t.stream.advance();
@@ -258,8 +298,8 @@ struct BlockKernel : FloatSums {
   }
 
   template <int R, int N>
-  static FW_INLINE void add_block(const uint8_t *block, size_t panel, const int8_t *x, const ActivationBlock *blocks,
-                                  F32 (&acc)[R][N]) {
+  static FW_INLINE void add_block(const uint8_t *block, size_t panel, const Activation *x,
+                                  const ActivationBlock *blocks, F32 (&acc)[R][N]) {
     constexpr size_t kScales = block_scale_bytes(Fmt);
     [[maybe_unused]] constexpr int kKind = int(Fmt) + (Planes - 1) * 16;
     FW_LOOP_BEGIN("linear", kKind, R, N);
@@ -269,16 +309,16 @@ struct BlockKernel : FloatSums {
     };
     FW_UNROLL for (int half = 0; half < (kHalves ? 2 : 1); ++half) {
       // With two planes the sum is 128 high + low; the low one includes the offset of the weights.
-      I32 sum[Planes][R][N];
+      I32 sum[kPlanes][R][N];
       auto offset = [&](int plane, int r) FW_LAMBDA {
-        return set1_i32(plane == Planes - 1 ? start(blocks[r], half) : 0);
+        return set1_i32(plane == kPlanes - 1 ? start(blocks[r], half) : 0);
       };
       auto whole_sum = [&](int plane, int r, int n) FW_LAMBDA {
-        return kNibbles ? end_nibbles(offset(plane, r), sum[plane][r][n]) : sum[plane][r][n];
+        return kShortSums ? end_nibbles(offset(plane, r), sum[plane][r][n]) : sum[plane][r][n];
       };
-      FW_UNROLL for (int plane = 0; plane < Planes; ++plane) {
+      FW_UNROLL for (int plane = 0; plane < kPlanes; ++plane) {
         FW_UNROLL for (int r = 0; r < R; ++r) {
-          const I32 first = kNibbles ? begin_nibbles(offset(plane, r)) : offset(plane, r);
+          const I32 first = kShortSums ? begin_nibbles(offset(plane, r)) : offset(plane, r);
           FW_UNROLL for (int n = 0; n < N; ++n) sum[plane][r][n] = first;
         }
       }
@@ -286,8 +326,8 @@ struct BlockKernel : FloatSums {
       FW_UNROLL for (int n = 0; n < N; ++n) {
         const F32 d = scales(n, half);
         FW_UNROLL for (int r = 0; r < R; ++r) {
-          const I32 last = whole_sum(Planes - 1, r, n);
-          const I32 total = Planes == 1 ? last : shift_7_add(whole_sum(0, r, n), last);
+          const I32 last = whole_sum(kPlanes - 1, r, n);
+          const I32 total = kPlanes == 1 ? last : shift_7_add(whole_sum(0, r, n), last);
           const F32 scale = Planes == 2 ? d : mul(d, set1(blocks[r].scale));
           acc[r][n] = fma(to_f32(total), scale, acc[r][n]);
         }

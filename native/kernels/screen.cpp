@@ -84,6 +84,12 @@ float rounding(const Activations &a, int row, const float *x, float *scratch) {
       }));
     case ActivationKind::i15:
       return std::sqrt(squares(x, cols, [&](int k) FW_LAMBDA {
+        if constexpr (kWords) {
+          float out[kLanes];
+          const int16_t *q = activation_at<const int16_t>(a, row, k, kPieceBytes / 2);
+          for (int i = 0; i < kLanes; ++i) out[i] = float(q[word_place(i)]);
+          return mul(load(out), set1(scale(0)));
+        }
         const F32 low = bytes(k, kPieceBytes / 2, 1);
         return mul(fma(set1(128.f), bytes(k, kPieceBytes / 2), low), set1(scale(0)));
       }));
