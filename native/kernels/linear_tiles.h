@@ -258,7 +258,7 @@ struct BlockKernel : FloatSums {
     }
   }
 
-  // The quads of a load against those at x, and its high nibbles against the quads 4 further on, for every row's planes.
+  // The quads of a load against those at x, and its high nibbles against the quads 4 further on, in every plane.
   template <int R, int N>
   static FW_INLINE void byte_dots(const U8 (&wv)[N], const int8_t *x, I32 (&sum)[kPlanes][R][N]) {
     FW_UNROLL for (int r = 0; r < R; ++r) {
