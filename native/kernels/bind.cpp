@@ -87,6 +87,8 @@ void bind_model(nb::module_ &m) {
       .def("screen", &CpuModel::screen, "(panels, errors, most) of greedy steps: see decision 21.")
       .def("vector", nb::overload_cast<const Array1<float> &>(&CpuModel::vector), "values"_a.noconvert())
       .def("set_embedding", &CpuModel::set_embedding, "data"_a.noconvert(), "source"_a, "cols"_a)
+      .def("set_positions", &CpuModel::set_positions, "data"_a.noconvert(), "source"_a, "cols"_a,
+           "The rows that are added to the inputs of tokens by their positions.")
       .def("set_per_layer", &CpuModel::set_per_layer, "data"_a.noconvert(), "source"_a, "cols"_a, "matrix"_a, "norm"_a,
            "norm_eps"_a, "embedding_scale"_a, "scale"_a,
            "The inputs that layers have of their own: see PerLayerSpec. To be called before add_layer.")
@@ -94,7 +96,8 @@ void bind_model(nb::module_ &m) {
            "The matrices of several streams: see StreamsSpec. To be called before add_layer.")
       .def("add_rope", &CpuModel::add_rope, "inv_freq"_a, "scale"_a, "axes"_a = std::vector<int>{})
       .def("add_layer", &CpuModel::add_layer, "layer"_a)
-      .def("finish", &CpuModel::finish, "final_norm"_a, "final_norm_bias"_a, "lm_head"_a, "screen"_a = nb::none())
+      .def("finish", &CpuModel::finish, "final_norm"_a, "final_norm_bias"_a, "lm_head"_a, "screen"_a = nb::none(),
+           "logits_bias"_a = -1, "embed_norm"_a = -1, "embed_norm_bias"_a = -1)
       .def("step", &CpuModel::step, "inputs"_a, "num_tokens"_a, "num_reqs"_a, "num_logits"_a,
            "logits_indices"_a.noconvert().none() = nb::none(), "embed_rows"_a.noconvert().none() = nb::none(),
            "embeds"_a.noconvert().none() = nb::none(), "features"_a.noconvert().none() = nb::none(),

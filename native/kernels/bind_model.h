@@ -101,6 +101,15 @@ class CpuModel {
     model_.embedding = matrix;
   }
 
+  // The rows that are added to the inputs of tokens by their positions.
+  void set_positions(const Array2<uint8_t> &data, const std::string &source, int cols) {
+    check_unfinished();
+    const SourceMatrix matrix = source_matrix(data, by_name(kSources, source, "weight source"), cols);
+    in_range(cols, model_.config.hidden_size, model_.config.hidden_size, "cols");
+    kept_.push_back(nb::cast(data));  // every step reads the rows
+    model_.positions = matrix;
+  }
+
   // matrix, norm: per_layer_in and per_layer_norm.
   void set_per_layer(const Array2<uint8_t> &data, const std::string &source, int cols, int matrix, int norm,
                      double norm_eps, double embedding_scale, double scale) {
@@ -189,7 +198,10 @@ class CpuModel {
       throw std::invalid_argument("beside: the layer before has a mixer alone");
     }
     layer.parallel_mlp = flag(d, "parallel_mlp");
-    if (layer.parallel_mlp && !layer.mlp) throw std::invalid_argument("parallel_mlp: the layer has an MLP");
+    const bool reads_input = layer.moe ? !layer.moe->has_own_inputs() && !layer.moe->scales_inputs : bool(layer.mlp);
+    if (layer.parallel_mlp && (layer.recurrent || !reads_input)) {
+      throw std::invalid_argument("parallel_mlp: the layer has attention, and an MLP or experts that read its input");
+    }
     layer.group = integer(d, "group", 0, c.num_groups - 1);
     const KVConfig &kv = model_.kv.config();
     layer.slot = integer(d, "slot", 0, (layer.recurrent ? kv.num_state_slots : kv.num_slots) - 1);
@@ -206,9 +218,10 @@ class CpuModel {
     model_.layers.push_back(std::move(layer));
   }
 
-  // lm_head: −1 for a model without logits. final_norm_bias: −1 for none. screen: (matrix, errors, most), of a model
-  // with the same weights; errors stay where they are.
-  void finish(int final_norm, int final_norm_bias, int lm_head, const std::optional<KnownScreen> &screen) {
+  // lm_head: −1 for a model without logits. Other vectors: −1 for none. screen: (matrix, errors, most), of a model with
+  // the same weights; errors stay where they are.
+  void finish(int final_norm, int final_norm_bias, int lm_head, const std::optional<KnownScreen> &screen,
+              int logits_bias, int embed_norm, int embed_norm_bias) {
     check_unfinished();
     const ModelConfig &c = model_.config;
     if (!model_.embedding.data || model_.layers.empty()) {
@@ -218,13 +231,17 @@ class CpuModel {
       const int64_t count = own.embedding.cols / own.size;
       in_range(int64_t(model_.layers.size()), count, count, "the layers of per_layer_in");
     }
-    model_.final_norm.weight = vector(final_norm, "final_norm", c.hidden_size);
-    if (final_norm_bias >= 0) model_.final_norm.bias = vector(final_norm_bias, "final_norm_bias", c.hidden_size);
+    auto optional = [&](int id, const char *name, int size) { return id < 0 ? nullptr : vector(id, name, size); };
+    model_.final_norm = {vector(final_norm, "final_norm", c.hidden_size),
+                         optional(final_norm_bias, "final_norm_bias", c.hidden_size)};
+    model_.embed_norm = {optional(embed_norm, "embed_norm", c.hidden_size),
+                         optional(embed_norm_bias, "embed_norm_bias", c.hidden_size)};
+    model_.logits_bias = optional(logits_bias, "logits_bias", c.vocab_size);
     model_.logits_norm = scaled(model_.final_norm, c.logit_scale);
     if (lm_head >= 0) {
       model_.lm_head = model_.make_linear({matrix(lm_head, "lm_head", c.vocab_size, c.hidden_size)});
     }
-    if (lm_head >= 0 && screen) {
+    if (lm_head >= 0 && screen && !model_.logits_bias) {
       const auto &[number, errors, most] = *screen;
       const PackedMatrix *own = matrix(number, "screen", c.vocab_size, c.hidden_size);
       if (own->format != Format::i8) throw std::invalid_argument("screen: must be a matrix in format i8");
@@ -574,6 +591,9 @@ class CpuModel {
     }
     if (layer.gated) parts.push_back(matrix(d, "attn_gate", heads, hidden));
     layer.qkv = model_.make_linear(parts);
+    std::vector<std::string> last(parts.size());
+    last.back() = "attn_gate";
+    layer.input_bias = biases(d, layer.qkv, last);
     layer.o = linear(d, "o", hidden, heads);
   }
 
@@ -592,10 +612,25 @@ class CpuModel {
     } else {
       layer.qkv = model_.make_linear({matrix(d, "q", queries, hidden), kv_a});
     }
+    layer.input_bias = biases(d, layer.qkv, {"q_a", "kv_a"});
+    layer.o_bias = optional_vector(d, "o_bias", hidden);
     latent.kv_norm = vector(d, "kv_a_norm", l.kv_rank);
     latent.k_b = of_heads(d, "k_b", l.kv_rank, l.nope_dim);
     latent.v_b = of_heads(d, "v_b", l.value_dim, l.kv_rank);
     layer.o = linear(d, "o", hidden, c.num_heads * l.value_dim);
+  }
+
+  // The biases of a product's parts, by the names of these, in the places of their outputs; null if none has one.
+  Vector biases(const nb::dict &d, const Linear &l, const std::vector<std::string> &names) {
+    std::vector<float> row(size_t(l.stride));
+    bool is_any = false;
+    for (size_t i = 0; i < l.parts.size(); ++i) {
+      const int rows = l.parts[i].matrix->rows;
+      const Vector bias = optional_vector(d, (names[i] + "_bias").c_str(), rows);
+      if (bias) std::copy_n(bias, rows, row.data() + l.parts[i].offset);
+      is_any = is_any || bias;
+    }
+    return is_any ? model_.copy_vector(row.data(), l.stride) : nullptr;
   }
 
   std::vector<Linear> of_heads(const nb::dict &d, const char *name, int rows, int cols) {
@@ -628,6 +663,10 @@ class CpuModel {
       if (c.gated_delta()) parts.push_back(matrix(d, "beta", c.num_heads, hidden));
       layer.qkv = model_.make_linear(parts);
     }
+    layer.input_bias = c.short_conv()    ? biases(d, layer.qkv, {"v_in", "beta_in", "z_in"})
+                       : c.gated_delta() ? nullptr
+                                         : biases(d, layer.qkv, {"v_in", "k_in", "q_in", "z_in", "dt_in"});
+    layer.o_bias = optional_vector(d, "o_bias", hidden);
     layer.o = linear(d, "o", hidden, values);
     layer.recurrent = std::make_unique<Recurrent>();
     Recurrent &r = *layer.recurrent;

@@ -187,6 +187,7 @@ void Model::set_screen(const PackedMatrix *matrix, const float *errors, float mo
 }
 
 void Model::make_screen() {
+  if (logits_bias) return;
   const PackedMatrix *head = lm_head.parts.at(0).matrix;
   float *errors = reinterpret_cast<float *>(
       arenas_[0].allocate(sizeof(float) * size_t(head->num_panels) * size_t(isa.panel_width)));

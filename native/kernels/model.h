@@ -147,6 +147,7 @@ struct Layer {
   Vector q_scales = nullptr, k_scales = nullptr;  // for all heads, after the rotary embedding
   Vector sinks = nullptr;  // for all heads
   Linear qkv, o;  // in a recurrent layer: all projections of its input, and the output projection
+  Vector input_bias = nullptr;  // of a row of qkv, of all tokens at once
   bool gated = false;  // qkv has one part more, the gate of the attention's output
   bool writes = true;  // qkv has keys; otherwise the layer reads those that another one wrote to its group and slot
   int v_part = 2;      // the part of qkv with values, or keys if these are the values too
@@ -162,7 +163,7 @@ struct Layer {
   int64_t sliding_window = 0;
   bool chunked = false;  // a query at p sees keys from p − p mod sliding_window on
   bool beside = false;
-  bool parallel_mlp = false;  // its MLP reads the input of its first product
+  bool parallel_mlp = false;  // its MLP reads the input of its first product, or mlp_norm of the same rows
   QueryGrowth query_growth;
   int group = 0, slot = 0;
 
@@ -300,9 +301,11 @@ class Model {
   ThreadPool pool;
   KVCache kv;
   SourceMatrix embedding{};
+  SourceMatrix positions{};  // a row for each position; without data: none
   PerLayerConfig per_layer;
   StreamsConfig streams;
-  Norm final_norm, logits_norm;  // the latter times logit_scale
+  Norm embed_norm, final_norm, logits_norm;  // the last one times logit_scale
+  Vector logits_bias = nullptr;  // models that have it have no screen
   Linear lm_head;
   Screen screen;
   std::vector<Layer> layers;

@@ -316,6 +316,9 @@ class CpuModel:
 
     def vector(self, values: F32) -> int: ...
     def set_embedding(self, data: U8, source: str, cols: int) -> None: ...
+    def set_positions(self, data: U8, source: str, cols: int) -> None:
+        """The rows that are added to the inputs of tokens by their positions."""
+
     def set_per_layer(
         self,
         data: U8,
@@ -335,7 +338,14 @@ class CpuModel:
     def add_rope(self, inv_freq: Sequence[float], scale: float, axes: Sequence[int] = []) -> int: ...
     def add_layer(self, layer: dict[str, object]) -> None: ...
     def finish(
-        self, final_norm: int, final_norm_bias: int, lm_head: int, screen: tuple[int, F32, float] | None = None
+        self,
+        final_norm: int,
+        final_norm_bias: int,
+        lm_head: int,
+        screen: tuple[int, F32, float] | None = None,
+        logits_bias: int = -1,
+        embed_norm: int = -1,
+        embed_norm_bias: int = -1,
     ) -> None: ...
     def step(
         self,

@@ -169,6 +169,66 @@ SPECS: dict[str, DecoderSpec] = {
         qk_scales=True,
         layers=(LayerSpec(rope(16), 24, unit_qk_eps=1e-3), LayerSpec(None, unit_qk_eps=1e-3)),
     ),
+    "two_parallel_norms": tiny_spec(
+        layer_norm=True,
+        parallel_mlp=True,
+        parallel_norm=True,
+        gated_mlp=False,
+        qkv_bias=True,
+        mlp_bias=True,
+        layers=(LayerSpec(rope(8)), LayerSpec(rope(16)), LayerSpec(rope(16), moe=MoeSpec(5, 2, 64))),
+    ),
+    "parallel_experts": tiny_spec(
+        parallel_mlp=True,
+        layers=(
+            LayerSpec(rope(16), 24, moe=MoeSpec(5, 2, 64, shared_intermediate_size=48, shared_gate=False)),
+            LayerSpec(None, moe=MoeSpec(5, 2, 64)),
+            LayerSpec(rope(16), 24),
+        ),
+    ),
+    "biased_experts": tiny_spec(
+        mlp_bias=True,
+        layers=(
+            LayerSpec(rope(16), moe=MoeSpec(5, 2, 64, shared_intermediate_size=48)),
+            LayerSpec(rope(16), moe=MoeSpec(5, 2, 64, shared_intermediate_size=48, shared_gate=False)),
+        ),
+    ),
+    "positions": tiny_spec(
+        layer_norm=True, num_positions=2048, embedding_scale=1.5, layers=(LayerSpec(None, 24), LayerSpec(None))
+    ),
+    "embed_norm": tiny_spec(num_positions=2048, embed_norm=True, logits_bias=True, final_softcap=3.0, logit_scale=0.6),
+    "logits_bias": tiny_spec(layer_norm=True, embed_norm=True, logits_bias=True, vocab_size=700),
+    "gate_bias": tiny_spec(qkv_bias=True, o_bias=True, attn_gate=True),
+    "latent_biases": tiny_spec(
+        num_kv_heads=1,
+        head_dim=28,
+        qkv_bias=True,
+        o_bias=True,
+        mla=MlaSpec(q_rank=24, kv_rank=20, nope_dim=12, rope_dim=8, value_dim=18),
+        layers=(LayerSpec(rope(8)), LayerSpec(rope(8))),
+    ),
+    "latent_bias_of_keys": tiny_spec(
+        num_kv_heads=1, head_dim=28, qkv_bias=True, mla=MlaSpec(0, 20, 12, 8, 18), layers=(LayerSpec(rope(8)),)
+    ),
+    "state_biases": tiny_spec(
+        layers=(
+            LayerSpec(None, recurrent=replace(MAMBA2, in_bias=True, o_bias=True)),
+            LayerSpec(rope(16)),
+            LayerSpec(None, recurrent=replace(MAMBA2, in_bias=True, o_bias=True), moe=MoeSpec(5, 2, 64)),
+        )
+    ),
+    "scaled_state_biases": tiny_spec(
+        layers=(
+            LayerSpec(None, recurrent=replace(MAMBA2, scales=SCALES, in_bias=True), mixer_scale=0.7),
+            LayerSpec(rope(16)),
+        )
+    ),
+    "conv_biases": tiny_spec(
+        layers=(
+            LayerSpec(None, recurrent=replace(CONV, conv_bias=True, in_bias=True, o_bias=True)),
+            LayerSpec(rope(16)),
+        )
+    ),
     "sinks": tiny_spec(
         qkv_bias=True,
         o_bias=True,
@@ -303,6 +363,8 @@ class Reference:
     def logits(self, tokens: list[int]) -> Floats:
         spec = self.spec
         x = self._w("embed")[np.array(tokens)] * spec.embedding_scale
+        x = x + self._w("positions")[: len(tokens)] if spec.num_positions else x
+        x = self._residual_norm(x, "embed_norm") if spec.embed_norm else x
         x0 = x
         inputs = spec.per_layer and self._own_inputs(x, tokens, spec.per_layer)
         kept: dict[int, tuple[Floats, Floats]] = {}
@@ -312,6 +374,7 @@ class Reference:
             if spec.streams:
                 streams = self._predicted(p, streams)
                 x = streams[0]
+            unmixed = x
             if layer.has_mixer:
                 before = x0, f"layers.{i - 1}.attn_norm"
                 x0 = x0 if layer.beside else x
@@ -324,8 +387,9 @@ class Reference:
                     low = h @ self._w(p + "laurel_left").T @ self._w(p + "laurel_right").T
                     x = (x + h + self._residual_norm(low, p + "laurel_norm")) / np.sqrt(2)
             if layer.has_mlp:
-                if not spec.parallel_mlp:
-                    h = self._residual_norm(x, p + "mlp_norm") if spec.pre_norms else x
+                if spec.parallel_norm or not spec.parallel_mlp:
+                    own = unmixed if spec.parallel_norm else x
+                    h = self._residual_norm(own, p + "mlp_norm") if spec.pre_norms else own
                 m = self._mlp(p, h, layer.gate_cutoff) if layer.moe is None else self._moe(p, layer.moe, h, x)
                 m = self._residual_norm(m, p + "post_mlp_norm") if spec.post_norms else m
                 x = x + spec.residual_scale * layer.mlp_scale * m
@@ -344,7 +408,8 @@ class Reference:
             out = [_like(streams[k] @ self._w(f"stream_out.{k}").T, streams[0]) for k in self._others]
             x = sum(out, streams[0]) / spec.streams.num_streams
         head = self._w("embed" if spec.tie_embeddings else "lm_head")
-        return _cap(self._residual_norm(x, "final_norm") @ head.T * spec.logit_scale, spec.final_softcap)
+        logits = self._residual_norm(x, "final_norm") @ head.T * spec.logit_scale
+        return _cap(logits + self._bias("logits_bias", spec.logits_bias), spec.final_softcap)
 
     @property
     def _others(self) -> range:
@@ -374,6 +439,9 @@ class Reference:
 
     def _w(self, name: str) -> Floats:
         return self.weights[name].dequantize().astype(np.float64)
+
+    def _bias(self, name: str, is_there: bool) -> Floats | int:
+        return self._w(name) if is_there else 0
 
     def _attention(
         self, p: str, layer: LayerSpec, h: Floats, kept: dict[int, tuple[Floats, Floats]], index: int
@@ -424,47 +492,60 @@ class Reference:
         e, sinks = np.exp(s - top), np.exp(sinks - top)
         a = np.einsum("hij,jhd->ihd", e / (e.sum(-1, keepdims=True) + sinks), v).reshape(n, -1)
         if spec.attn_gate:
-            a = a / (1 + np.exp(-h @ self._w(p + "attn_gate").T))
+            a = a / (1 + np.exp(-h @ self._w(p + "attn_gate").T - self._bias(p + "attn_gate_bias", spec.qkv_bias)))
         return a @ self._w(p + "o").T + (self._w(p + "o_bias") if spec.o_bias else 0)
 
     def _latent_attention(self, p: str, layer: LayerSpec, mla: MlaSpec, h: Floats) -> Floats:
         """With the keys and values of every head, as DeepSeek's report has them (arXiv 2405.04434)."""
-        n, heads, r = len(h), self.spec.num_heads, mla.rope_dim
-        u = _norm(h @ self._w(p + "q_a").T, self._w(p + "q_a_norm"), mla.norm_eps) if mla.q_rank else h
-        q, kv = (u @ self._w(p + "q").T).reshape(n, heads, -1), h @ self._w(p + "kv_a").T
+        n, heads, r, has_bias = len(h), self.spec.num_heads, mla.rope_dim, self.spec.qkv_bias
+        u = h
+        if mla.q_rank:
+            u = h @ self._w(p + "q_a").T + self._bias(p + "q_a_bias", has_bias)
+            u = _norm(u, self._w(p + "q_a_norm"), mla.norm_eps)
+        q = (u @ self._w(p + "q").T).reshape(n, heads, -1)
+        kv = h @ self._w(p + "kv_a").T + self._bias(p + "kv_a_bias", has_bias)
         latent = _norm(kv[:, r:], self._w(p + "kv_a_norm"), mla.norm_eps)
         k, v = ((latent @ self._w(p + name).T).reshape(n, heads, -1) for name in ("k_b", "v_b"))
         rotary = np.repeat(_rotate(kv[:, None, :r], layer.rope), heads, axis=1)
         q, k = np.concatenate([_rotate(q[..., :r], layer.rope), q[..., r:]], -1), np.concatenate([rotary, k], -1)
         s = np.einsum("ihd,jhd->hij", q, k) * self.spec.query_scale
         e = np.exp(np.where(np.arange(n)[None, :] <= np.arange(n)[:, None], s, -np.inf))
-        return np.einsum("hij,jhd->ihd", e / e.sum(-1, keepdims=True), v).reshape(n, -1) @ self._w(p + "o").T
+        a = np.einsum("hij,jhd->ihd", e / e.sum(-1, keepdims=True), v).reshape(n, -1)
+        return a @ self._w(p + "o").T + self._bias(p + "o_bias", self.spec.o_bias)
 
     def _recurrent(self, p: str, r: RecurrentSpec, h: Floats) -> Floats:
         """Head by head and token by token, as the papers write it: Mamba 2 (arXiv 2405.21060) with x, B, C, dt, A, D,
         and gated delta networks (arXiv 2412.06464) with q, k, v, alpha, beta.
         """
         n, mamba, conv = len(h), r.kind == "mamba2", self._w(p + "conv")
+
+        def into(name: str) -> Floats:
+            return h @ self._w(p + name).T + self._bias(f"{p}{name}_in_bias", r.in_bias)
+
+        def out_of(y: Floats) -> Floats:
+            return y @ self._w(p + "o").T + self._bias(p + "o_bias", r.o_bias)
+
+        of_conv = self._bias(p + "conv_bias", r.conv_bias)
         if r.kind == "short_conv":  # B, C, x of the report on LFM 2
-            gated = (h @ self._w(p + "beta").T) * (h @ self._w(p + "v").T)
+            gated = into("beta") * into("v")
             padded = np.concatenate([np.zeros((r.conv_kernel - 1, gated.shape[1])), gated])
-            mixed = sum(conv[:, i] * padded[i : i + n] for i in range(r.conv_kernel))
-            return (mixed * (h @ self._w(p + "z").T)) @ self._w(p + "o").T
+            mixed = sum((conv[:, i] * padded[i : i + n] for i in range(r.conv_kernel)), of_conv)
+            return out_of(mixed * into("z"))
         by = dict(zip("vkqzd", r.scales or (1,) * 5, strict=True))
-        u = np.concatenate([h @ self._w(p + name).T * by[name] for name in ("vkq" if mamba else "qkv")], 1)
+        u = np.concatenate([into(name) * by[name] for name in ("vkq" if mamba else "qkv")], 1)
         mixed = np.zeros_like(u)
         for t in range(n):
             for back in range(min(t + 1, r.conv_kernel)):
                 mixed[t] += conv[:, r.conv_kernel - 1 - back] * u[t - back]
-        mixed = _silu(mixed + (self._w(p + "conv_bias") if r.conv_bias else 0))
+        mixed = _silu(mixed + of_conv)
         keys = r.num_key_heads * r.key_dim
         if mamba:
             v, k, q = np.split(mixed, [r.num_values, r.num_values + keys], 1)
         else:
             q, k, v = np.split(mixed, [keys, 2 * keys], 1)
         k, q = k.reshape(n, -1, r.key_dim), q.reshape(n, -1, r.key_dim)
-        v, z = v.reshape(n, -1, r.value_dim), (h @ self._w(p + "z").T * by["z"]).reshape(n, -1, r.value_dim)
-        dt = np.maximum(np.log1p(np.exp(h @ self._w(p + "dt").T * by["d"] + self._w(p + "dt_bias"))), r.least_step)
+        v, z = v.reshape(n, -1, r.value_dim), (into("z") * by["z"]).reshape(n, -1, r.value_dim)
+        dt = np.maximum(np.log1p(np.exp(into("dt") * by["d"] + self._w(p + "dt_bias"))), r.least_step)
         alpha = np.exp(-np.exp(self._w(p + "a_log")) * dt)
         y = np.zeros_like(v)
         for j in range(r.num_heads):
@@ -478,7 +559,7 @@ class Reference:
                     continue
                 query = query / np.sqrt(query @ query + 1e-6) / np.sqrt(r.key_dim)
                 key = key / np.sqrt(key @ key + 1e-6)
-                beta = 1 / (1 + np.exp(-h[t] @ self._w(p + "beta")[j]))
+                beta = 1 / (1 + np.exp(-into("beta")[t, j]))
                 erased = np.eye(r.key_dim) - beta * np.outer(key, key)
                 state = alpha[t, j] * state @ erased + beta * np.outer(v[t, j], key)
                 y[t, j] = state @ query
@@ -490,7 +571,7 @@ class Reference:
             y = y.reshape(z.shape) * (_silu(z) if r.normed == "first" else 1)
         else:
             y = _norm(y, self._w(p + "norm"), self.spec.norm_eps) * _silu(z)
-        return y.reshape(n, -1) @ self._w(p + "o").T
+        return out_of(y.reshape(n, -1))
 
     def _mlp(self, p: str, h: Floats, cutoff: float | None = None) -> Floats:
         spec = self.spec

@@ -98,7 +98,15 @@ def specs(draw):
         embedding_scale=draw(st.sampled_from([1.0, 3.5])),
         attn_softcap=draw(st.sampled_from([None, 3.0])),
         final_softcap=draw(st.sampled_from([None, 5.0])),
-        **{name: draw(st.booleans()) for name in ("tie_embeddings", "qkv_bias", "qk_norm", "attn_gate", "post_norms")},
+        num_positions=draw(st.sampled_from([0, 64])),
+        **draw(st.sampled_from([{}, {"parallel_mlp": True}, {"parallel_mlp": True, "parallel_norm": True}])),
+        **{
+            name: draw(st.booleans())
+            for name in (
+                *("tie_embeddings", "qkv_bias", "qk_norm", "attn_gate", "post_norms"),
+                *("embed_norm", "logits_bias", "o_bias", "layer_norm"),
+            )
+        },
     )
 
 

@@ -70,6 +70,8 @@ void AttentionStage::run(int thread, int layer_index) {
     ctx_.products.linear(thread, layer.qkv, in, {0, tokens.end - tokens.begin}, qkv_.data(), Store::assign,
                          i + 1 < parts ? &layer.qkv : &layer.o, ctx_.shrink(thread, {&layer.qkv}, in));
     ctx_.pool.barrier();
+    ctx_.add_input_bias(thread, layer, qkv_.data());
+    if (layer.parallel_mlp && layer.mlp_norm) ctx_.norm_rows(thread, layer.mlp_norm, tokens);
     ctx_.clock.finish(thread, Stage::qkv);
 
     if (ctx_.model.config.joint_qk_norm) {

@@ -92,6 +92,14 @@ void PassContext::add_bias(int thread, Vector bias, FloatRows &rows) const {
   for (int t = share.begin; t < share.end; ++t) isa.add_row(bias, size_t(rows.stride()), rows.row(t));
 }
 
+void PassContext::add_input_bias(int thread, const Layer &layer, float *rows) const {
+  if (!layer.input_bias) return;
+  const Share share = token_share(thread);
+  const size_t stride = size_t(layer.qkv.stride);
+  for (int t = share.begin; t < share.end; ++t) isa.add_row(layer.input_bias, stride, rows + size_t(t) * stride);
+  pool.barrier();
+}
+
 void PassContext::add_branch(int thread, const Norm &norm) {
   const Share share = token_share(thread);
   const float scale = norm.scale;

@@ -89,6 +89,8 @@ class PassContext {
   void finish_product(int thread, Vector bias, const Norm &norm);
   // x += scale norm(branch), with or without a norm. Ends with a barrier.
   void add_branch(int thread, const Norm &norm);
+  // Adds the bias of a layer's first product, if it has one, to the rows of all tokens, at `rows`. Ends with a barrier.
+  void add_input_bias(int thread, const Layer &layer, float *rows) const;
 
   // Returns whether a product is written to `branch`, and added to x from there.
   bool has_branch(const Norm &norm) const { return norm || norm.scale != 1.f; }

@@ -6,7 +6,12 @@
 namespace foreword::kernels {
 
 EmbeddingStage::EmbeddingStage(PassContext &context)
-    : ctx_(context), cosines_(context.model.most_rotary_pairs()), sines_(context.model.most_rotary_pairs()) {}
+    : ctx_(context),
+      cosines_(context.model.most_rotary_pairs()),
+      sines_(context.model.most_rotary_pairs()),
+      position_(context.model.config.hidden_size) {
+  position_.reserve(context.pool.size());
+}
 
 void EmbeddingStage::reserve() {
   const int64_t rows = int64_t(ctx_.model.ropes.size()) * ctx_.input.num_tokens;
@@ -29,6 +34,11 @@ void EmbeddingStage::run(int thread) {
       ctx_.isa.decode_row(model.embedding, in.input_ids[t], x);
       for (int i = 0; i < hidden; ++i) x[i] *= model.config.embedding_scale;
     }
+    if (model.positions.data) {
+      ctx_.isa.decode_row(model.positions, int(in.positions[t]), position_.row(thread));
+      for (int i = 0; i < hidden; ++i) x[i] += position_.row(thread)[i];
+    }
+    if (model.embed_norm) std::copy_n(ctx_.norm_row(thread, x, model.embed_norm), hidden, x);
     for (size_t r = 0; r < model.ropes.size(); ++r) {
       const Rope &rope = model.ropes[r];
       auto position = [&](size_t j) {

@@ -10,8 +10,8 @@ class EmbeddingStage {
   explicit EmbeddingStage(PassContext &context);
 
   void reserve();
-  // x[t] = (the embedding given for t, or embedding[input_ids[t]]) * embedding_scale, and the angles of every rope.
-  // Ends with a barrier.
+  // x[t] = the embedding given for t, or embedding[input_ids[t]] * embedding_scale, plus the row of its position, after
+  // embed_norm; and the angles of every rope. Ends with a barrier.
   void run(int thread);
   // The residual stream of tokens that are vectors grows by their features of a layer, which is complete.
   void add_features(int thread, int layer);
@@ -28,6 +28,7 @@ class EmbeddingStage {
 
   PassContext &ctx_;
   FloatRows cosines_, sines_;  // [ropes * T, pairs]
+  FloatRows position_;         // [num_threads]
 };
 
 }  // namespace foreword::kernels

@@ -30,6 +30,7 @@ void check_input(const ForwardInput &in, const Model &model) {
   }
   for (int t = 0; t < in.num_tokens; ++t) {
     require(in.input_ids, t, 0, model.config.vocab_size, "input_ids");
+    if (model.positions.data) require(in.positions, t, 0, model.positions.rows, "positions");
     for (const ForwardInput::Group &g : in.groups) require(g.slot_mapping, t, -1, num_slots, "slot_mapping");
   }
   for (int l = 0; l < in.num_logits; ++l) require(in.logits_indices, l, 0, in.num_tokens, "logits_indices");

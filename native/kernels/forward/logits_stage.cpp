@@ -98,13 +98,14 @@ void LogitsStage::compute(int thread, const ActivationSet &in, Share rows) {
   const Model &model = ctx_.model;
   ctx_.products.linear(thread, model.lm_head, in, rows, logits_.data(), Store::assign);
   const float cap = model.config.final_softcap;
-  if (!(cap > 0.f) && !has_maxima_) return;
+  if (!(cap > 0.f) && !has_maxima_ && !model.logits_bias) return;
   ctx_.pool.barrier();
   const int blocks = num_logit_blocks(model.config.vocab_size);
   const Share share = share_of(blocks, thread, ctx_.pool.size());
   const int begin = share.begin * kLogitBlock, end = std::min(share.end * kLogitBlock, logits_.stride());
   for (int r = rows.begin; r < rows.end; ++r) {
     float *row = logits_.row(r);
+    if (model.logits_bias) ctx_.isa.add_row(model.logits_bias + begin, size_t(end - begin), row + begin);
     if (cap > 0.f) ctx_.isa.softcap(cap, size_t(end - begin), row + begin);
     if (has_maxima_) {
       ctx_.isa.logit_maxima(row, model.config.vocab_size, share.begin, share.end, maxima_.data() + r * blocks);

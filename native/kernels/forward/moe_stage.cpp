@@ -130,7 +130,10 @@ void MoeStage::run(int thread, const Layer &layer) {
     });
   };
   const bool is_read_again = moe.has_own_inputs() || moe.scales_inputs;
-  ActivationSet in = is_read_again ? normed_with(layer.mlp_norm) : ctx_.norm_rows(thread, layer.mlp_norm), shared{};
+  ActivationSet in = layer.parallel_mlp ? ctx_.normed_rows(thread)
+                     : is_read_again    ? normed_with(layer.mlp_norm)
+                                        : ctx_.norm_rows(thread, layer.mlp_norm),
+                shared{};
   if (!moe.experts_norm) start(thread, moe, in);
   if (moe.shared) shared = mlp_.gate_up(thread, *moe.shared, in, tokens.end);
   if (moe.experts_norm) start(thread, moe, in = normed_with(moe.router_norm));
@@ -145,7 +148,7 @@ void MoeStage::run(int thread, const Layer &layer) {
     ctx_.products.linear(thread, moe.shared->down, shared, tokens, ctx_.branch.data(), Store::assign);
   } else if (moe.shared) {
     ctx_.products.in_columns(thread, moe.shared->down, shared, tokens, nullptr, [&](const float *out, auto... at) {
-      add_rows(out, at..., sums, nullptr, [&](int t) {
+      add_rows(out, at..., sums, moe.shared->down_bias, [&](int t) {
         const float gate = moe.shared_gate.parts.empty() ? 1.f : 1.f / (1.f + std::exp(-shared_gate_.row(t)[0]));
         return std::pair(t, gate);
       });

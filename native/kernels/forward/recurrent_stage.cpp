@@ -52,6 +52,7 @@ void RecurrentStage::run(int thread, const Layer &layer) {
   const ActivationSet in = ctx_.norm_rows(thread, layer.attn_norm);
   ctx_.products.linear(thread, layer.qkv, in, rows, projected_.data(), Store::assign, &layer.o);
   ctx_.pool.barrier();
+  ctx_.add_input_bias(thread, layer, projected_.data());
   ctx_.clock.finish(thread, Stage::qkv);
 
   if (config_.short_conv()) {
@@ -63,7 +64,7 @@ void RecurrentStage::run(int thread, const Layer &layer) {
   ctx_.clock.finish(thread, Stage::attention);
 
   const Linear *next = layer.mlp ? &layer.mlp->first() : nullptr;
-  ctx_.add_product(thread, layer.o, o_input_, out_, nullptr, layer.post_attn_norm, next);
+  ctx_.add_product(thread, layer.o, o_input_, out_, layer.o_bias, layer.post_attn_norm, next);
   ctx_.clock.finish(thread, Stage::o);
 }
 

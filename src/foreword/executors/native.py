@@ -393,15 +393,18 @@ class _Packer:
             others = range(1, spec.streams.num_streams)
             into, out = ([self._matrix(f"{name}.{k}") for k in others] for name in ("stream_in", "stream_out"))
             self.core.set_streams(into, out)
+        if spec.num_positions:
+            self.core.set_positions(*self.parts.rows("positions", spec.hidden_size))
         for i, layer in enumerate(spec.layers):
             self.core.add_layer(self._layer(f"layers.{i}.", layer, places.get(i)))
         self.parts.embedding("embed", spec.hidden_size)
         head = -1
         if spec.has_logits:
             head = self._matrix("embed" if spec.tie_embeddings else "lm_head", keep_precise=True)
-        final_norm = self.parts.weight("final_norm")
-        bias = self.parts.weight("final_norm_bias") if spec.layer_norm else -1
-        self.core.finish(final_norm, bias, head, self.parts.screen(head) if spec.has_logits else None)
+        has = {"final_norm": True, "embed_norm": spec.embed_norm}
+        has |= {name + "_bias": spec.layer_norm and has[name] for name in has} | {"logits_bias": spec.logits_bias}
+        vectors = {name: self.parts.weight(name) if is_there else -1 for name, is_there in has.items()}
+        self.core.finish(lm_head=head, screen=self.parts.screen(head) if spec.has_logits else None, **vectors)
 
     def _layer(self, prefix: str, layer: LayerSpec, place: tuple[int, int] | None) -> dict[str, Any]:
         """Return the native form of a layer. ``place`` is group and slot of what the layer keeps."""
@@ -421,7 +424,8 @@ class _Packer:
         if layer.has_mlp:
             packed["mlp_scale"] = self.spec.residual_scale * layer.mlp_scale
             names = self._norms("mlp_norm", "post_mlp_norm")
-            vectors += [name for name in names if not (self.spec.parallel_mlp and name.startswith("mlp_norm"))]
+            is_shared = self.spec.parallel_mlp and not self.spec.parallel_norm
+            vectors += [name for name in names if not (is_shared and name.startswith("mlp_norm"))]
             if layer.moe is None:
                 packed["mlp"] = self._mlp(prefix)
                 packed |= {} if layer.gate_cutoff is None else {"gate_cutoff": layer.gate_cutoff}
@@ -480,6 +484,7 @@ class _Packer:
             packed |= {"growth_interval": growth.interval, "growth_scale": growth.scale, "growth_offset": growth.offset}
         return [
             *([f"{name}_bias" for name in own] if spec.qkv_bias else []),
+            *(["attn_gate_bias"] if spec.qkv_bias and spec.attn_gate else []),
             *([f"{name}_norm" for name in own[:2]] if spec.qk_norm else []),
             *(["o_bias"] if spec.o_bias else []),
             *(["sinks"] if spec.attn_sinks else []),
@@ -510,7 +515,9 @@ class _Packer:
                 self.parts.computed(f"{prefix}{name}.{head}", partial(_matrix_of, of_heads, head), shape, target)
                 for head in range(heads)
             ]
-        return ["kv_a_norm", *(["q_a_norm"] if mla.q_rank else [])]
+        names = ["kv_a", *(["q_a"] if mla.q_rank else [])]
+        biases = [f"{name}_bias" for name in names] if self.spec.qkv_bias else []
+        return [*(f"{name}_norm" for name in names), *biases, *(["o_bias"] if self.spec.o_bias else [])]
 
     def _of_heads(self, name: str, shape: tuple[int, int], *, is_transposed: bool) -> F32:
         """Return the matrices of all heads: float32 [heads, rows, columns]."""
@@ -583,6 +590,8 @@ class _Packer:
         """Return a vector of a state. The convolution has the scales of its channels."""
         values = self.weights[prefix + name].dequantize()
         match name:
+            case "dt_in_bias":
+                return values * np.float32(spec.scale_of("dt"))
             case "a_log":
                 return np.asarray(np.exp(values))
             case "conv":

@@ -208,6 +208,10 @@ class NumpyExecutor(TransferPagedExecutor):
         if embeds is not None:
             tokens, vectors = embeds
             x[tokens] = vectors[:, : spec.hidden_size]
+        if spec.num_positions:
+            x = x + self.weight("positions")[batch.positions[:T]]
+        if spec.embed_norm:
+            x = self.norm(x, "embed_norm")
         inputs = None if spec.per_layer is None else self.per_layer_inputs(x, batch.input_ids[:T], spec.per_layer)
         h = x
         streams = None if spec.streams is None else NumpyStreams(self, spec.streams, x)
@@ -215,6 +219,7 @@ class NumpyExecutor(TransferPagedExecutor):
             p = f"layers.{i}."
             if streams is not None:
                 x = streams.predict(p)
+            before = x
             if layer.has_mixer:
                 if not layer.beside:
                     h = self.norm(x, p + "attn_norm") if spec.pre_norms else x
@@ -229,8 +234,9 @@ class NumpyExecutor(TransferPagedExecutor):
                 if streams is not None:
                     x = (x + streams.laurel(h, p)) * np.float32(0.5**0.5)
             if layer.has_mlp:
-                if not spec.parallel_mlp:
-                    h = self.norm(x, p + "mlp_norm") if spec.pre_norms else x
+                if spec.parallel_norm or not spec.parallel_mlp:
+                    x_mlp = before if spec.parallel_norm else x
+                    h = self.norm(x_mlp, p + "mlp_norm") if spec.pre_norms else x_mlp
                 if layer.moe is None:
                     m = self.mlp(h, p, step.loras, layer.gate_cutoff)
                 else:
@@ -256,6 +262,8 @@ class NumpyExecutor(TransferPagedExecutor):
             return np.zeros((0, spec.vocab_size), np.float32)
         h = self.hidden_states(logits_indices)  # [L, hidden]
         logits = h @ self.weight("embed" if spec.tie_embeddings else "lm_head").T * np.float32(spec.logit_scale)
+        if spec.logits_bias:
+            logits = logits + self.weight("logits_bias")
         return cap(logits, spec.final_softcap)
 
     def hidden_states(self, tokens: I64) -> F32:
@@ -293,12 +301,14 @@ class NumpyExecutor(TransferPagedExecutor):
                 out[tokens] += x[tokens] @ a.T @ b.T
         return out
 
+    def biased(self, x: F32, name: str, loras: LoraTokens, *, has_bias: bool) -> F32:
+        """Return `linear`, plus the bias."""
+        out = self.linear(x, name, loras)
+        return out + self.weight(name + "_bias") if has_bias else out
+
     def project(self, h: F32, name: str, head_dim: int, loras: LoraTokens) -> F32:
         """Project [T, hidden] to [T, heads, head_dim], plus the bias if the model has one."""
-        out = self.linear(h, name, loras)
-        if self.spec.qkv_bias:
-            out = out + self.weight(name + "_bias")
-        return out.reshape(len(h), -1, head_dim)
+        return self.biased(h, name, loras, has_bias=self.spec.qkv_bias).reshape(len(h), -1, head_dim)
 
     def attention(self, h: F32, p: str, layer: LayerSpec, group: int, slot: int, step: NumpyStep) -> F32:
         """Run the attention block of the layer on its normed input h. Return [T, hidden]."""
@@ -325,20 +335,20 @@ class NumpyExecutor(TransferPagedExecutor):
         sinks = self.weight(p + "sinks").reshape(num_kv_heads, -1, 1, 1) if spec.attn_sinks else None
         a = self.attend(q, layer, group, slot, step, sinks).reshape(len(h), -1)
         if spec.attn_gate:
-            a = a * sigmoid(self.linear(h, p + "attn_gate", loras))
-        out = self.linear(a, p + "o", loras)
-        return out + self.weight(p + "o_bias") if spec.o_bias else out
+            a = a * sigmoid(self.biased(h, p + "attn_gate", loras, has_bias=spec.qkv_bias))
+        return self.biased(a, p + "o", loras, has_bias=spec.o_bias)
 
     def latent_attention(
         self, h: F32, p: str, layer: LayerSpec, mla: MlaSpec, group: int, slot: int, step: NumpyStep
     ) -> F32:
         """Run the latent attention block of the layer on its normed input h. Return [T, hidden]."""
-        loras, heads, r = step.loras, self.spec.num_heads, mla.rope_dim
+        loras, heads, r, has_bias = step.loras, self.spec.num_heads, mla.rope_dim, self.spec.qkv_bias
         u = h
         if mla.q_rank:
-            u = rms_norm(self.linear(h, p + "q_a", loras), mla.norm_eps) * self.weight(p + "q_a_norm")
+            u = self.biased(h, p + "q_a", loras, has_bias=has_bias)
+            u = rms_norm(u, mla.norm_eps) * self.weight(p + "q_a_norm")
         q = self.linear(u, p + "q", loras).reshape(len(h), heads, -1)
-        k = self.linear(h, p + "kv_a", loras)
+        k = self.biased(h, p + "kv_a", loras, has_bias=has_bias)
         c = np.concatenate([k[:, :r], rms_norm(k[:, r:], mla.norm_eps) * self.weight(p + "kv_a_norm")], axis=-1)[
             :, None
         ]
@@ -350,7 +360,7 @@ class NumpyExecutor(TransferPagedExecutor):
         self.write(c, c, layer, group, slot, step.batch)
         a = self.attend(query, layer, group, slot, step, None)
         out = np.einsum("thc,hvc->thv", a[..., r:], v_b).reshape(len(h), -1)
-        return self.linear(out, p + "o", loras)
+        return self.biased(out, p + "o", loras, has_bias=self.spec.o_bias)
 
     def head_norm(self, x: F32, name: str) -> F32:
         """Apply the norm of queries or keys [T, heads, head_dim]: to each head, or to all heads together."""
@@ -416,8 +426,7 @@ class NumpyExecutor(TransferPagedExecutor):
         act, clamp = ACTIVATIONS[self.spec.activation], self.spec.clamped_gate
 
         def part(x: F32, name: str) -> F32:
-            out = self.linear(x, prefix + name, loras)
-            return out + self.weight(f"{prefix}{name}_bias") if self.spec.mlp_bias else out
+            return self.biased(x, prefix + name, loras, has_bias=self.spec.mlp_bias)
 
         up = part(h, "up")
         if clamp is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from foreword.arrays import F32
 from foreword.batch import InputBatch, state_indices
 from foreword.executors.functions import rms_norm, sigmoid, silu
-from foreword.models.recurrent import RecurrentSpec
+from foreword.models.recurrent import RecurrentSpec, in_bias_of
 
 StateRun = tuple[slice, int, int]
 """Consecutive tokens of a request after which its state is kept, the entry of the states that it is read from, −1 for a
@@ -26,11 +26,13 @@ def recurrent_layer(
     """
     if spec.kind == "short_conv":
         return _short_conv(h, weight, spec, states, runs)
-    inputs = {name: h @ weight(name).T * np.float32(spec.scale_of(name)) for name in ("q", "k", "v", "z", "dt")}
+    inputs = {
+        name: _product(h, name, spec, weight) * np.float32(spec.scale_of(name)) for name in ("q", "k", "v", "z", "dt")
+    }
     u = np.concatenate([inputs[part] for part, _ in spec.parts], axis=1)  # [T, channels]
     dt = np.maximum(np.logaddexp(np.float32(0), inputs["dt"] + weight("dt_bias")), spec.least_step)  # [T, heads]
     decay = np.exp(-np.exp(weight("a_log")) * dt)
-    beta = sigmoid(h @ weight("beta").T) if spec.kind == "gated_delta" else dt
+    beta = sigmoid(_product(h, "beta", spec, weight)) if spec.kind == "gated_delta" else dt
     y = np.empty((len(h), spec.num_heads, spec.value_dim), np.float32)
     matrix_size = spec.num_values * spec.key_dim
     for tokens, state in _with_states(runs, states[:, : spec.state_size]):
@@ -48,7 +50,18 @@ def recurrent_layer(
         out = out * gate if spec.normed == "first" else out
     else:
         out = (rms_norm(y, norm_eps) * weight("norm")).reshape(gate.shape) * gate
-    return out @ weight("o").T
+    return _output(out, spec, weight)
+
+
+def _product(h: F32, name: str, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
+    """Return h W of a part, plus the bias if it has one."""
+    out: F32 = h @ weight(name).T
+    return out + weight(in_bias_of(name)) if spec.in_bias else out
+
+
+def _output(y: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
+    out: F32 = y @ weight("o").T
+    return out + weight("o_bias") if spec.o_bias else out
 
 
 def state_runs(batch: InputBatch, group: int, first: int) -> list[StateRun]:
@@ -80,28 +93,27 @@ def _short_conv(
     h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, states: F32, runs: Sequence[StateRun]
 ) -> F32:
     """See `recurrent_layer`."""
-    u, z = (h @ weight("beta").T) * (h @ weight("v").T), h @ weight("z").T  # [T, channels]
+    write, v, z = (_product(h, name, spec, weight) for name in ("beta", "v", "z"))  # [T, channels]
+    u = write * v
     y = np.empty_like(u)
     for tokens, state in _with_states(runs, states[:, : spec.state_size]):
         past = state.reshape(-1, spec.num_channels)
         known = np.concatenate([past, u[tokens]])
         past[:] = known[len(known) - len(past) :]
         y[tokens] = _weighted(known, spec, weight)
-    out: F32 = (y * z) @ weight("o").T
-    return out
+    return _output(y * z, spec, weight)
 
 
 def _weighted(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
     """Return the causal convolution of u [conv_kernel − 1 + T, channels], per channel. [T, channels]"""
     windows = np.lib.stride_tricks.sliding_window_view(u, spec.conv_kernel, axis=0)  # [T, channels, conv_kernel]
     out: F32 = np.einsum("tck,ck->tc", windows, weight("conv"))
-    return out
+    return out + weight("conv_bias") if spec.conv_bias else out
 
 
 def convolve(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
     """Return silu of the causal convolution over u [conv_kernel − 1 + T, channels], per channel, as [T, channels]."""
-    out = _weighted(u, spec, weight)
-    return silu(out + weight("conv_bias") if spec.conv_bias else out)
+    return silu(_weighted(u, spec, weight))
 
 
 def scan(u: F32, decay: F32, beta: F32, states: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:

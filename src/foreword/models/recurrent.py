@@ -3,9 +3,9 @@
 One layer with h = norm(x, attn_norm) [T, hidden]. Value head j uses key head j // (num_heads / num_key_heads),
 or with ``tiled`` j mod num_key_heads:
 
-    u = h Wu                    the channels v, k, q of mamba2; q, k, v of gated_delta
+    u = h Wu + bu               the channels v, k, q of mamba2; q, k, v of gated_delta
     u_t = silu(Σ_i conv[:, i] u_{t − conv_kernel + 1 + i} + conv_bias)       per channel; u is 0 before the first token
-    z, dt = h Wz, softplus(h Wdt + dt_bias);   decay = exp(−exp(a_log) dt)   dt, decay: one per head
+    z, dt = h Wz + bz, softplus(h Wdt + bdt + dt_bias);   decay = exp(−exp(a_log) dt)   dt, decay: one per head
 
     mamba2:       dt = max(dt, least_step)
                   S_t = decay S_{t−1} + k (dt v)ᵀ;   y = Sᵀ q + skip v
@@ -14,11 +14,13 @@ or with ``tiled`` j mod num_key_heads:
     gated_delta:  q, k = q / |q| / sqrt(key_dim), k / |k|;   |x| = sqrt(Σ x² + 1e-6)
                   R = decay S_{t−1};   S_t = R + k (sigmoid(h Wbeta) (v − Rᵀ k))ᵀ;   y = Sᵀ q
                   y = norm(y, norm) silu(z)          per head
-    short_conv:   u = (h Wbeta) (h Wv);   y = (Σ_i conv[:, i] u_{t − conv_kernel + 1 + i}) (h Wz)     nothing else
+    short_conv:   u = (h Wbeta + bbeta) (h Wv + bv);   y = (Σ_i conv[:, i] u_{t − conv_kernel + 1 + i} + conv_bias) z
 
-    x += y Wo
+    x += y Wo + bo
 
-With scales, the products h W of v, k, q, z and dt (mamba2) are multiplied by these numbers first.
+The biases of h W are there if in_bias, bo if o_bias.
+
+With scales, the products h W + b of v, k, q, z and dt (mamba2) are multiplied by these numbers first.
 
 The state is S [key_dim, value_dim] of each head and the last conv_kernel − 1 inputs u of the convolution, in float32.
 short_conv has no S: its key_dim is 0, and it has one head.
@@ -55,6 +57,8 @@ class RecurrentSpec:
     normed: Normed = "last"
     least_step: float = 0.0
     scales: Scales | None = None
+    in_bias: bool = False
+    o_bias: bool = False
 
     def scale_of(self, part: str) -> float:
         """Return the number that the product of v, k, q, z or dt is multiplied by."""
@@ -91,24 +95,30 @@ class RecurrentSpec:
 
     def weight_names(self, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the canonical names of a layer's weights and their shapes, as `foreword.models.spec.weight_names`."""
-        for part, size in self.parts:
+        inputs = [*self.parts, ("z", self.num_values)]
+        if self.kind != "short_conv":
+            inputs.append(("dt", self.num_heads))
+        if self.kind != "mamba2":
+            inputs.append(("beta", self.num_values if self.kind == "short_conv" else self.num_heads))
+        for part, size in inputs:
             yield part, (size, hidden)
-        yield "z", (self.num_values, hidden)
-        if self.kind == "short_conv":
-            yield "beta", (self.num_values, hidden)
-            yield "conv", (self.num_channels, self.conv_kernel)
-            yield "o", (hidden, self.num_values)
-            return
-        yield "dt", (self.num_heads, hidden)
-        if self.kind == "gated_delta":
-            yield "beta", (self.num_heads, hidden)
+            if self.in_bias:
+                yield in_bias_of(part), (size,)
         yield "conv", (self.num_channels, self.conv_kernel)
         if self.conv_bias:
             yield "conv_bias", (self.num_channels,)
-        yield "dt_bias", (self.num_heads,)
-        yield "a_log", (self.num_heads,)
-        if self.kind == "mamba2":
-            yield "skip", (self.num_heads,)
-        if self.normed != "never":
-            yield "norm", (self.norm_size,)
+        if self.kind != "short_conv":
+            yield "dt_bias", (self.num_heads,)
+            yield "a_log", (self.num_heads,)
+            if self.kind == "mamba2":
+                yield "skip", (self.num_heads,)
+            if self.normed != "never":
+                yield "norm", (self.norm_size,)
         yield "o", (hidden, self.num_values)
+        if self.o_bias:
+            yield "o_bias", (hidden,)
+
+
+def in_bias_of(part: str) -> str:
+    """Return the name of the bias of h W for a part, where dt_bias is another number."""
+    return f"{part}_in_bias"

@@ -7,6 +7,7 @@ are the factors that multiply (Gemma's ``1 + w`` is already added), fused projec
 One decoder layer, with ``x`` the residual stream [T, hidden]:
 
     h = norm(x, attn_norm);  q, k, v = h Wq + bq, h Wk + bk, h Wv + bv       h = x unless pre_norms; biases if qkv_bias
+    u = norm(x, mlp_norm)                                                    if parallel_norm
     q, k = norm(q, q_norm), norm(k, k_norm)                                   if qk_norm, per head or all: joint_qk_norm
     q, k = unit(q), unit(k);  v = unit(v)                                     if the layer has unit_qk_eps, which is the
                                                                               eps then; if it has unit_v. per head
@@ -14,9 +15,9 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     q *= 1 + growth.scale * ln(1 + ⌊(position + growth.offset) / growth.interval⌋)     if the layer has a query_growth
     a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window;
                                                                               attn_sinks: below
-    a = a sigmoid(h Wattn_gate)                                               if attn_gate
+    a = a sigmoid(h Wattn_gate + bg)                                          if attn_gate; bg if qkv_bias
     a = a Wo + bo;   a = norm(a, post_attn_norm) if post_norms;   x += residual_scale mixer_scale a    bo if o_bias
-    h = norm(x, mlp_norm), or the h of attention if parallel_mlp
+    h = norm(x, mlp_norm), or if parallel_mlp the h of attention, or its u
                             m = (act(gate_scale h Wgate) * (h Wup)) Wdown     or the mixture of experts
                             m = act(h Wup + bup) Wdown + bdown                unless gated_mlp
                             biases of Wgate, Wup and Wdown if mlp_bias; another gate: ClampedGate, gate_cutoff
@@ -24,14 +25,15 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     x += norm((act(x Wper_layer_gate) * p) Wper_layer_out, post_per_layer_norm)   if per_layer, with p: PerLayerSpec
     x *= layer_scale                                                          if layer_scales
     the lines of `StreamsSpec` beside these                                   if streams
-    logits = cap(norm(x, final_norm) Whead * logit_scale, final_softcap)
+    logits = cap(norm(x, final_norm) Whead * logit_scale + bhead, final_softcap)     bhead if logits_bias
 
 with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w``, ``unit(x) = norm(x, 1)`` and ``cap(x, c) = c * tanh(x / c)``
 (identity for None). With layer_norm, norms of x are ``(x − mean(x)) / sqrt(mean((x − mean(x))²) + norm_eps) * w + b``.
 With attn_sinks, each head has a further score in its softmax, without a value: weights = exp(s) / (Σ exp(s) +
 exp(sink)).
 With mla, attention is over one compressed head, whose keys are its values, see `MlaSpec`.
-``x`` begins as embed[input_ids] * embedding_scale, or as the prompt embedding in place of a token.
+``x`` begins as embed[input_ids] * embedding_scale, or as the prompt embedding in place of a token; plus
+positions[position] if num_positions; through norm(x, embed_norm) if embed_norm.
 A recurrent layer (`foreword.models.recurrent`) replaces the lines of attention; `LayerSpec` says which lines a layer
 lacks.
 """
@@ -110,12 +112,13 @@ class MlaSpec:
     """Multi-head latent attention: keys and values of all heads are products of one vector c per token, which is cached
     once in their place. With r = rope_dim:
 
-        u = norm(h Wq_a, q_a_norm) if q_rank else h;   q = u Wq          per head [r + nope_dim]
-        k = h Wkv_a;   c = [rope(k[:r]), norm(k[r:], kv_a_norm)]         [r + kv_rank]: the head_dim of the spec
+        u = norm(h Wq_a + bq_a, q_a_norm) if q_rank else h;   q = u Wq   per head [r + nope_dim]
+        k = h Wkv_a + bkv_a;   c = [rope(k[:r]), norm(k[r:], kv_a_norm)]   [r + kv_rank]: the head_dim of the spec
         a = softmax([rope(q[:r]), q[r:] Wk_b] · c * query_scale + mask) c
-        a = a[r:] Wv_bᵀ                                                  per head; then a Wo
+        a = a[r:] Wv_bᵀ                                                  per head; then a Wo + bo
 
     Each head has its own Wk_b [nope_dim, kv_rank] and Wv_b [value_dim, kv_rank]. norm_eps: the eps of both norms.
+    bq_a, bkv_a: if qkv_bias; bo: if o_bias.
     """
 
     q_rank: int
@@ -252,6 +255,7 @@ class DecoderSpec:
     is_causal: if False, a token also sees the tokens after it, with a window only those at a distance below it. A step
     then has whole texts, and computes no logits.
     sees_spans: each prompt embedding has one more value, by which it sees later ones: see `Executor.extra_size`.
+    num_positions: the rows of ``positions``; max_model_len is not above it. 0: there are none.
     num_features: a prompt embedding has a further vector for each of this many first layers. It is added to the
     residual stream after the layer.
     has_logits: whether it has an output projection; classifiers have another head, see `PoolingSpec`.
@@ -272,6 +276,8 @@ class DecoderSpec:
     query_scale: float
     activation: Activation = "silu"
     embedding_scale: float = 1.0
+    num_positions: int = 0
+    embed_norm: bool = False
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
@@ -287,10 +293,12 @@ class DecoderSpec:
     mlp_bias: bool = False
     pre_norms: bool = True
     parallel_mlp: bool = False
+    parallel_norm: bool = False
     post_norms: bool = False
     layer_norm: bool = False
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    logits_bias: bool = False
     attn_softcap: float | None = None
     final_softcap: float | None = None
     is_causal: bool = True
@@ -411,6 +419,10 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Return every canonical weight name of a model with its shape, [out, in] for matrices, in execution order."""
     d = spec.hidden_size
     yield "embed", (spec.vocab_size, d)
+    if spec.num_positions:
+        yield "positions", (spec.num_positions, d)
+    if spec.embed_norm:
+        yield from _norm(spec, "embed_norm")
     if (per_layer := spec.per_layer) is not None:
         yield "per_layer_embed", (per_layer.vocab_size, spec.num_layers * per_layer.size)
         yield "per_layer_in", (spec.num_layers * per_layer.size, d)
@@ -429,7 +441,7 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             if spec.post_norms:
                 yield from _norm(spec, p + "post_attn_norm")
         if layer.has_mlp:
-            if spec.pre_norms and not spec.parallel_mlp:
+            if spec.pre_norms and (spec.parallel_norm or not spec.parallel_mlp):
                 yield from _norm(spec, p + "mlp_norm")
             inner = layer.intermediate_size or spec.intermediate_size
             yield from _mlp(spec, p, inner) if layer.moe is None else _experts(spec, p, layer.moe)
@@ -447,6 +459,8 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from _norm(spec, "final_norm")
     if spec.has_logits and not spec.tie_embeddings:
         yield "lm_head", (spec.vocab_size, d)
+    if spec.logits_bias:
+        yield "logits_bias", (spec.vocab_size,)
 
 
 def _norm(spec: DecoderSpec, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -482,6 +496,8 @@ def _attention(spec: DecoderSpec, p: str, layer: LayerSpec) -> Iterator[tuple[st
         yield f"{p}{name}_norm", ((q if name == "q" else kv) if spec.joint_qk_norm else head_dim,)
     if spec.attn_gate:
         yield p + "attn_gate", (q, d)
+        if spec.qkv_bias:
+            yield p + "attn_gate_bias", (q,)
     if spec.attn_sinks:
         yield p + "sinks", (spec.num_heads,)
     yield p + "o", (d, q)
@@ -493,13 +509,19 @@ def _latent_attention(spec: DecoderSpec, p: str, mla: MlaSpec) -> Iterator[tuple
     d, heads = spec.hidden_size, spec.num_heads
     if mla.q_rank:
         yield p + "q_a", (mla.q_rank, d)
+        if spec.qkv_bias:
+            yield p + "q_a_bias", (mla.q_rank,)
         yield p + "q_a_norm", (mla.q_rank,)
     yield p + "q", (heads * (mla.rope_dim + mla.nope_dim), mla.q_rank or d)
     yield p + "kv_a", (mla.rope_dim + mla.kv_rank, d)
+    if spec.qkv_bias:
+        yield p + "kv_a_bias", (mla.rope_dim + mla.kv_rank,)
     yield p + "kv_a_norm", (mla.kv_rank,)
     yield p + "k_b", (heads * mla.nope_dim, mla.kv_rank)
     yield p + "v_b", (heads * mla.value_dim, mla.kv_rank)
     yield p + "o", (d, heads * mla.value_dim)
+    if spec.o_bias:
+        yield p + "o_bias", (d,)
 
 
 def _experts(spec: DecoderSpec, p: str, moe: MoeSpec) -> Iterator[tuple[str, tuple[int, ...]]]:

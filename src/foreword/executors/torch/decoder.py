@@ -56,6 +56,8 @@ class Decoder(Generic[StepType]):
     def __init__(self, spec: DecoderSpec, load: Loader, mixer: MakeMixer[StepType], *, compile: bool = False) -> None:
         self.spec = spec
         self.embed = load("embed")
+        self.positions = load("positions") if spec.num_positions else None
+        self.embed_norm = Norm(spec, "embed_norm" if spec.embed_norm else None, load)
         self.per_layer = None if spec.per_layer is None else PerLayerInputs(spec, spec.per_layer, load)
         self.streams = None if spec.streams is None else Streams(spec, spec.streams, load)
         self.layers = [Layer(spec, i, load, mixer, compile=compile) for i in range(spec.num_layers)]
@@ -66,6 +68,7 @@ class Decoder(Generic[StepType]):
             rows = load.shards.all.part(spec.vocab_size)
             tied = self.embed[rows.start : rows.stop]
             self.head = tied if spec.tie_embeddings else load("lm_head", split="outputs")
+        self.head_bias = load("logits_bias")[rows.start : rows.stop] if spec.logits_bias else None
 
     def forward(self, step: StepType) -> Tensor:
         """Return the residual stream [T, hidden] after the last layer. The layers write keys, values and states."""
@@ -75,6 +78,9 @@ class Decoder(Generic[StepType]):
         if step.embeds is not None:
             tokens, vectors = step.embeds
             x[tokens] = vectors.to(x.dtype)
+        if self.positions is not None:
+            x = x + embedding(step.positions, self.positions)
+        x = self.embed_norm(x)
         inputs = None if self.per_layer is None else self.per_layer(x, step.input_ids)
         h = x
         streams = None if self.streams is None else self.streams.begin(x)
@@ -96,8 +102,8 @@ class Decoder(Generic[StepType]):
         vocabulary.
         """
         assert self.head is not None
-        logits = linear(self.hidden_states(x), self.head)
-        return cap(logits if self.spec.logit_scale == 1 else logits * self.spec.logit_scale, self.spec.final_softcap)
+        logits = _scaled(linear(self.hidden_states(x), self.head), self.spec.logit_scale)
+        return cap(logits if self.head_bias is None else logits + self.head_bias, self.spec.final_softcap)
 
 
 class Layer(Generic[StepType]):
@@ -120,10 +126,12 @@ class Layer(Generic[StepType]):
             self.products += self.mixer.products
         self.mlp: Mlp | Experts | None = None
         if layer.has_mlp:
+            has_norm = spec.parallel_norm or not spec.parallel_mlp
             before, self.post_mlp_norm = norms_around(
-                spec, prefix + "mlp_norm", prefix + "post_mlp_norm", load, has_before=not spec.parallel_mlp
+                spec, prefix + "mlp_norm", prefix + "post_mlp_norm", load, has_before=has_norm
             )
-            self.mlp_norm = None if spec.parallel_mlp else before
+            self.mlp_norm = before if has_norm else None
+            self.is_parallel = spec.parallel_norm
             if layer.moe is None:
                 self.mlp = Mlp(prefix, spec, load, layer.gate_cutoff)
                 self.products += [self.mlp.inputs, self.mlp.down]
@@ -146,10 +154,11 @@ class Layer(Generic[StepType]):
 
     def _after_mixer(self, x: Tensor, h: Tensor, a: Tensor | None, loras: ProductChanges | None) -> Tensor:
         """Return the layer's output. h, a: [T, hidden], the input and the output of its mixer."""
+        before = x
         if a is not None:
             x = x + _scaled(self.post_attn_norm(a), self.mixer_scale)
         if self.mlp is not None:
-            h = h if self.mlp_norm is None else self.mlp_norm(x)
+            h = h if self.mlp_norm is None else self.mlp_norm(before if self.is_parallel else x)
             m = self.mlp(h, loras) if isinstance(self.mlp, Mlp) else self.mlp(x, h, loras)
             x = x + _scaled(self.post_mlp_norm(m), self.mlp_scale)
         return x
@@ -208,7 +217,7 @@ class AttentionWeights:
         self.index, self.heads = cache_index(spec, index), spec.heads_of(self.layer)
         projected = projections(self.layer)
         names = (*projected, "attn_gate") if spec.attn_gate else projected
-        biases = projected if spec.qkv_bias else ()
+        biases = names if spec.qkv_bias else ()
         self.inputs = load.linear(prefix, names, biases=biases, split="outputs", among=load.shards.heads)
         o_biases = "o" if spec.o_bias else ()
         self.output = load.linear(prefix, ["o"], biases=o_biases, split="inputs", among=load.shards.heads)
@@ -288,12 +297,13 @@ class LatentWeights:
         self.mla, self.rope, self._heads = mla, spec.layers[index].rope, spec.num_heads
         self.scale = spec.query_scale
         self.index = cache_index(spec, index)
-        self.inputs = load.linear(prefix, ["q_a" if mla.q_rank else "q", "kv_a"])
+        biases = (*(["q_a"] if mla.q_rank else []), "kv_a") if spec.qkv_bias else ()
+        self.inputs = load.linear(prefix, ["q_a" if mla.q_rank else "q", "kv_a"], biases=biases)
         self.q = load.linear(prefix, ["q"]) if mla.q_rank else None
         self.q_norm = load(prefix + "q_a_norm") if mla.q_rank else None
         self.kv_norm = load(prefix + "kv_a_norm")
         self.k_b, self.v_b = (load(prefix + name).unflatten(0, (spec.num_heads, -1)) for name in ("k_b", "v_b"))
-        self._output = load.linear(prefix, ["o"])
+        self._output = load.linear(prefix, ["o"], biases=["o"] if spec.o_bias else ())
         self.products = [self.inputs, *([] if self.q is None else [self.q]), self._output]
 
     def heads(self, h: Tensor, loras: ProductChanges | None) -> Tensor:

@@ -129,6 +129,7 @@ class TorchExecutor(TransferPagedExecutor):
         positions, mrope = tensor(batch.positions[:T]), None if given.mrope is None else tensor(given.mrope)
         return PagedStep(
             tensor(batch.input_ids[:T]),
+            positions,
             None if given.embeds is None else (tensor(given.embeds[0]), tensor(given.embeds[1])),
             self.adapters.of_step(batch),
             self.attention,

@@ -207,6 +207,7 @@ class _RowMemory:
         at = tensors["positions"][:num_tokens]
         return _RowStep(
             tensors["input_ids"][:num_tokens],
+            at,
             None if embeds is None else (as_tensor(embeds[0], device), as_tensor(embeds[1], device)),
             _RowLoras(self._adapters, self._rows, num_tokens) if inputs.has_adapters else None,
             self,

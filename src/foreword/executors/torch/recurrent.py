@@ -5,6 +5,7 @@ The large products are of the model's dtype; rates, convolution and states are f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.functional import linear, rms_norm, silu, softplus
 
 from foreword.executors.torch.step import PagedStep, RecurrentStep
 from foreword.executors.torch.weights import Loader
-from foreword.models.recurrent import RecurrentSpec
+from foreword.models.recurrent import RecurrentSpec, in_bias_of
 from foreword.models.spec import DecoderSpec
 
 
@@ -28,14 +29,18 @@ class RecurrentLayer:
         self.group = next(g for g, group in enumerate(spec.kv_groups()) if index in group.layers)
         self.spec, self.eps, self.is_delta = own, spec.norm_eps, own.kind == "gated_delta"
         self.is_short = own.kind == "short_conv"
-        self.inputs = load.linear(prefix, [*(name for name, _ in own.parts), "z", *(["beta"] if self.is_short else [])])
-        self.output = load.linear(prefix, ["o"])
+        parts = [*(name for name, _ in own.parts), "z", *(["beta"] if self.is_short else [])]
+        self.inputs = load.linear(prefix, parts)
+        self.bias = self._in_biases(prefix, parts, load)
+        self.output = load.linear(prefix, ["o"], biases=["o"] if own.o_bias else ())
         self.conv = load(prefix + "conv", torch.float32)
         self.conv_bias = load(prefix + "conv_bias", torch.float32) if own.conv_bias else None
         if self.is_short:
             return
         rates = ("dt", "beta") if self.is_delta else ("dt",)
         self.rates = torch.cat([load(prefix + name, torch.float32) * own.scale_of(name) for name in rates])
+        of_rates = self._in_biases(prefix, rates, load)
+        self.rates_bias = None if of_rates is None else of_rates * own.scale_of("dt")
         self.scales: Tensor | None = None  # factors of the outputs of ``inputs``
         if own.scales is not None:
             sizes = [*own.parts, ("z", own.num_values)]
@@ -45,17 +50,25 @@ class RecurrentLayer:
         self.norm = None if own.normed == "never" else load(prefix + "norm", torch.float32)
         self.skip = None if self.is_delta else load(prefix + "skip", torch.float32)
 
+    def _in_biases(self, prefix: str, parts: Sequence[str], load: Loader) -> Tensor | None:
+        """Return the biases of the layer's inputs side by side; None if it has none."""
+        if not self.spec.in_bias:
+            return None
+        return torch.cat([load(prefix + in_bias_of(part), torch.float32) for part in parts])
+
     def __call__(self, x: Tensor, inputs: PagedStep) -> Tensor:
         own, step = self.spec, inputs.recurrent
         assert step is not None
         h = x[step.tokens]
         projected = self.inputs(h).float()
+        if self.bias is not None:
+            projected += self.bias
         if not self.is_short and self.scales is not None:
             projected *= self.scales
         u, z, beta = projected.tensor_split((own.num_channels, own.num_channels + own.num_values), dim=1)
         if self.is_short:
             return self._short(h, u * beta, z, step)
-        rates = linear(h.float(), self.rates)
+        rates = linear(h.float(), self.rates, self.rates_bias)
         dt = softplus(rates[:, : own.num_heads] + self.dt_bias).clamp(min=own.least_step)
         decay = torch.exp(-self.rate * dt)
         beta = rates[:, own.num_heads :].sigmoid() if self.is_delta else dt
@@ -87,15 +100,14 @@ class RecurrentLayer:
 
     def _convolve(self, known: Tensor, window: Tensor) -> Tensor:
         """Return silu of the causal convolution, per channel, [T, channels]."""
-        out = self._weighted(known, window)
-        return silu(out if self.conv_bias is None else out + self.conv_bias)
+        return silu(self._weighted(known, window))
 
     def _weighted(self, known: Tensor, window: Tensor) -> Tensor:
         """Return the causal convolution, per channel. [T, channels]"""
         out = known[window[:, 0]] * self.conv[:, 0]
         for i in range(1, self.spec.conv_kernel):
             out.addcmul_(known[window[:, i]], self.conv[:, i])
-        return out
+        return out if self.conv_bias is None else out + self.conv_bias
 
     def _scan(
         self, u: Tensor, decay: Tensor, beta: Tensor, matrices: Tensor, step: RecurrentStep

@@ -23,10 +23,12 @@ from foreword.models.spec import DecoderSpec, QueryGrowth, RopeSpec
 class Step:
     """The inputs of a step of T tokens.
 
-    embeds: int64 [N] tokens and their vectors [N, hidden] in place of embedding rows. loras: None without adapters.
+    positions: int64 [T]. embeds: int64 [N] tokens and their vectors [N, hidden] in place of embedding rows. loras: None
+    without adapters.
     """
 
     input_ids: Tensor
+    positions: Tensor
     embeds: tuple[Tensor, Tensor] | None
     loras: ProductChanges | None
 
