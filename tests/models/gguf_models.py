@@ -6,6 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from foreword.models.families import FAMILIES
 from foreword.models.quants import Quant
 from models import gguf_writer
 
@@ -27,6 +28,7 @@ ARCHITECTURES = {
     "exaone4": "exaone4", "gemma": "gemma", "nemotron": "nemotron", "stablelm": "stablelm", "jais2": "jais2",
     "internlm3": "llama", "iquestcoder": "llama", "youtu": "deepseek2", "solar_open": "glm4moe",
     "glm4_moe_lite": "deepseek2",
+    "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "falcon": "falcon", "phi": "phi2",
 }  # fmt: skip
 # Models of the same model_type: with experts, for embeddings.
 MORE_ARCHITECTURES = {"nemotron_h_moe", "gemma-embedding"}
@@ -128,6 +130,7 @@ BLOCK = {
     "self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm",
     "mlp.shared_mlp.gate_proj": "ffn_gate_shexp", "mlp.shared_mlp.up_proj": "ffn_up_shexp",
     "mlp.shared_mlp.down_proj": "ffn_down_shexp",
+    "self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
     "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
 }  # fmt: skip
 DELTA_BLOCK = {
@@ -146,6 +149,20 @@ OWN_BLOCK = {
     "afmoe": {"post_attention_layernorm": "post_attention_norm"},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
+
+GPT = {"gptneox", "gpt2", "starcoder", "falcon"}
+GPT_WHOLE = {"embed_out": "output", "gpt_neox.embed_in": "token_embd", "lm_head": "output",
+             "gpt_neox.final_layer_norm": "output_norm",
+             "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
+             "transformer.word_embeddings": "token_embd"}  # fmt: skip
+GPT_BLOCK = {
+    "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm", "ln_attn": "attn_norm_2", "ln_mlp": "attn_norm",
+    "attention.dense": "attn_output", "self_attention.dense": "attn_output", "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down", "attention.query_key_value": "attn_qkv",
+    "self_attention.query_key_value": "attn_qkv",
+}  # fmt: skip
 
 AS_FLOATS = ("conv", "ffn_gate_inp", "ssm_a", "ssm_d", "norm")  # tensors that llama.cpp reads as floats
 EXPRESSIBLE = {
@@ -195,9 +212,46 @@ def interleave(tensor, head_dim, rotated=None):
     return np.concatenate([first, heads[:, n:]], axis=1).reshape(tensor.shape)
 
 
+def usual(config):
+    """The configuration with the usual names of keys that its family has other names for."""
+    own = {key.own: key.name for key in FAMILIES[config["model_type"]].keys.values() if key.own}
+    return {own.get(name, name): value for name, value in config.items()}
+
+
+def kv_heads_of(config):
+    """The number of key/value heads of a successor of GPT-2."""
+    if config.get("multi_query", False) and not config.get("new_decoder_architecture"):
+        return 1
+    return config.get("num_key_value_heads") or config["num_attention_heads"]
+
+
+def gpt_tensors(config, tensors):
+    """The tensors of successors of GPT-2: queries, keys and values of all heads one below the other."""
+    written = {}
+    for name, value in tensors.items():
+        stem, kind = name.rsplit(".", 1)
+        if stem in GPT_WHOLE:
+            written[f"{GPT_WHOLE[stem]}.{kind}"] = value
+            continue
+        layer, rest = re.fullmatch(r"(?:transformer\.h|gpt_neox\.layers)\.(\d+)\.(.+)", stem).groups()
+        if config["model_type"] == "gpt2":
+            value = np.ascontiguousarray(value.T)
+        elif GPT_BLOCK[rest] == "attn_qkv":
+            heads, groups = config["num_attention_heads"], kv_heads_of(config)
+            if config["model_type"] != "gpt_bigcode" or groups > 1:
+                size = config["hidden_size"] // heads
+                parts = value.reshape(groups, heads // groups + 2, size, *value.shape[1:])
+                q, k, v = parts[:, :-2], parts[:, -2], parts[:, -1]
+                value = np.concatenate([part.reshape(-1, *value.shape[1:]) for part in (q, k, v)])
+        written[f"blk.{layer}.{GPT_BLOCK[rest]}.{kind}"] = value
+    return written
+
+
 def gguf_tensors(config, tensors):
     """{name in a GGUF file: float32 array} of a checkpoint; the experts of a layer stacked in one tensor."""
-    architecture = architecture_of(config)
+    architecture, config = architecture_of(config), usual(config)
+    if architecture in GPT:
+        return gpt_tensors(config, tensors)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     block = {**BLOCK, **OWN_BLOCK.get(architecture, {})}
     experts, written, streams = {}, {}, {}
@@ -550,7 +604,7 @@ def metadata(config):
     rope = config.get("rope_parameters") or {"rope_theta": 10000.0}
     rope = rope.get("full_attention", rope)
     types = config.get("layer_types") or []
-    config = {**config, "num_experts": config.get("num_experts") or config.get("num_local_experts")}
+    config = {**usual(config), "num_experts": config.get("num_experts") or config.get("num_local_experts")}
     found = {"general.architecture": ("str", architecture),
              f"{architecture}.rope.freq_base": ("f32", rope["rope_theta"])}  # fmt: skip
     found |= {f"{architecture}.{k}": ("u32", config[v]) for k, v in KEYS.items() if config.get(v)}
@@ -671,12 +725,23 @@ def metadata(config):
     if config["model_type"] in ("nemotron", "stablelm"):
         eps = config["norm_eps" if config["model_type"] == "nemotron" else "layer_norm_eps"]
         found[f"{architecture}.attention.layer_norm_epsilon"] = ("f32", eps)
-        found[f"{architecture}.use_parallel_residual"] = ("bool", False)
+        found[f"{architecture}.use_parallel_residual"] = ("bool", config.get("use_parallel_residual", False))
     elif config["model_type"] == "jais2":
         found["jais2.attention.layer_norm_epsilon"] = ("f32", config["layer_norm_eps"])
         found["jais2.rope.dimension_count"] = ("u32", config["head_dim"])
     elif "norm_eps" in config:
         found[f"{architecture}.attention.layer_norm_rms_epsilon"] = ("f32", config["norm_eps"])
+    if architecture in GPT | {"phi2"}:
+        inner, kv_heads = config.get("intermediate_size") or 4 * config["hidden_size"], kv_heads_of(config)
+        found |= {
+            f"{architecture}.attention.layer_norm_epsilon": ("f32", config["layer_norm_eps"]),
+            f"{architecture}.feed_forward_length": ("u32", inner),
+            f"{architecture}.attention.head_count_kv": ("u32", kv_heads),
+        }
+        if architecture == "gptneox":
+            found["gptneox.use_parallel_residual"] = ("bool", config["use_parallel_residual"])
+        if architecture in ("gpt2", "starcoder"):
+            del found[f"{architecture}.rope.freq_base"]
     if config["model_type"] == "olmo3":
         pattern = [kind == "sliding_attention" for kind in types]
         found["olmo2.attention.sliding_window_pattern"] = ("[bool]", pattern)

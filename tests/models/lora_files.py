@@ -6,7 +6,7 @@ import numpy as np
 
 from foreword.models.quants import Quant
 from models import gguf_writer
-from models.gguf_models import BLOCK, INTERLEAVED, architecture_of, interleave
+from models.gguf_models import BLOCK, GPT, INTERLEAVED, architecture_of, gpt_tensors, interleave, usual
 from models.tiny import write_safetensors
 
 LINEAR = (
@@ -14,6 +14,8 @@ LINEAR = (
     *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"),
     *("self_attn.out_proj", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "mlp.c_fc", "mlp.c_proj"),
     *("shared_mlp.input_linear", "shared_mlp.output_linear"),
+    *("query_key_value", ".dense", "dense_h_to_4h", "dense_4h_to_h", ".attn.c_attn", ".attn.c_proj"),
+    *("mlp.fc1", "mlp.fc2", "mlp.fc_in", "mlp.fc_out", ".attn.out_proj", ".attention.out_proj", ".fc1", ".fc2"),
 )
 
 
@@ -29,11 +31,18 @@ def linear_modules(shapes, ends=LINEAR):
     }
 
 
+def is_turned(shapes, name):
+    """Whether a checkpoint has the matrix of a module as [in, out], as those of GPT-2."""
+    rows, cols = shapes.get("transformer.h.0.attn.c_attn.weight", (1, 1))
+    return cols == 3 * rows and "c_" in name
+
+
 def random_factors(shapes, rank=4, seed=1, ends=LINEAR):
     """{module: (A [rank, in], B [out, rank])}; rank: a number, or a function of the module."""
     rng = np.random.default_rng(seed)
     factors = {}
-    for name, (rows, cols) in sorted(linear_modules(shapes, ends).items()):
+    for name, shape in sorted(linear_modules(shapes, ends).items()):
+        rows, cols = shape[::-1] if is_turned(shapes, name) else shape
         r = rank(name) if callable(rank) else rank
         a, b = rng.standard_normal((r, cols)) / np.sqrt(cols), rng.standard_normal((rows, r)) / np.sqrt(r)
         factors[name] = a.astype("<f4"), b.astype("<f4")
@@ -45,6 +54,8 @@ def merged(tensors, factors, scale):
     out = dict(tensors)
     for name, (a, b) in factors.items():
         change = b.astype(np.float64) @ a * (scale(name) if callable(scale) else scale)
+        if is_turned({key: value.shape for key, value in tensors.items()}, name):
+            change = change.T
         out[name + ".weight"] = (tensors[name + ".weight"] + change).astype("<f4")
     return out
 
@@ -69,10 +80,16 @@ def write_peft(folder, factors, **config):
 
 def gguf_parts(config, factors, alpha=8.0):
     """Metadata and tensors of the adapter as llama.cpp converts it."""
-    architecture = architecture_of(config)
+    architecture, config = architecture_of(config), usual(config)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     tensors = {}
     for name, (a, b) in factors.items():
+        if architecture in GPT:
+            turned = b.T if architecture == "gpt2" else b
+            [(stem, b)] = gpt_tensors(usual(config), {f"{name}.weight": turned}).items()
+            for letter, factor in (("a", a), ("b", b)):
+                tensors[f"{stem}.lora_{letter}"] = Quant.F32, factor.shape, gguf_writer.f32(factor).ravel()
+            continue
         _, _, layer, *rest = name.split(".")
         if architecture in INTERLEAVED and name.endswith(("q_proj", "k_proj")):
             b = interleave(b, head_dim)

@@ -50,7 +50,6 @@ def change_config(folder, **changes):
         ({"bias": "all"}, "bias 'all'"),
         ({"use_dora": True}, "use_dora = True"),
         ({"lora_bias": True}, "lora_bias = True"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out = True"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save = ['lm_head']"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices = [1]"),
         ({"target_parameters": ["experts.down_proj"]}, "target_parameters"),
@@ -222,4 +221,5 @@ def test_recurrent_layers_are_not_changed(tmp_path):
     )
     refused(hybrid, gguf, "is for the architecture 'llama', the model is 'qwen3_next'")
     bamba = load_model(make(tmp_path / "bamba", "bamba"))
-    refused(bamba, gguf, "GGUF adapters for 'bamba' models are not supported", "PEFT directory")
+    reason = "is for the architecture 'llama', and GGUF adapters for 'bamba' models are not supported"
+    refused(bamba, gguf, reason, "PEFT directory")

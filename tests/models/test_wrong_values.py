@@ -61,8 +61,8 @@ LISTS = {
     "mlp_only_layers": [[]],
     "moe_layers": [[]],
     ("llama4_text", "no_rope_layers"): [[]],
-    ("mellum", "rope_scaling"): [],
-    **{(name, "rope_parameters"): [] for name in ("mellum", "gemma4_text", "gemma4_unified_text")},
+    **{(name, "rope_scaling"): [] for name in ("mellum", "gptj", "codegen")},
+    **{(name, "rope_parameters"): [] for name in ("mellum", "gemma4_text", "gemma4_unified_text", "gptj", "codegen")},
     "full_attn_idxs": [[]],
     "rope_scaling": [{}],
     "rope_parameters": [{}],
@@ -80,7 +80,7 @@ def test_a_key_of_a_wrong_type_is_refused_also_where_nothing_reads_it(model_type
     for key in family.keys:
         if key.startswith(ONLY_IN_GGUF):  # which has no influence in a directory
             continue
-        values = accepted(lambda values: family.read(Config(PATH, values)), config, key)
+        values = accepted(lambda values: family.read(Config(PATH, values)), config, family.keys[key].label)
         others = [value for value in values if not is_number(value) and value is not True]
         assert others == LISTS.get((model_type, key), LISTS.get(key, [])), key
         assert not [value for value in values if is_number(value) and not math.isfinite(value)], key

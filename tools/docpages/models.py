@@ -80,7 +80,7 @@ def keys() -> Iterator[tuple[str, ...]]:
     for model_type, family in ALL.items():
         for key in family.keys.values():
             if key.values and key.name != "tie_word_embeddings":
-                name = f"`{key.name}`" + (f" (`*.{key.gguf}`)" if key.gguf and f"*.{key.gguf}" != key.name else "")
+                name = f"`{key.label}`" + (f" (`*.{key.gguf}`)" if key.gguf and f"*.{key.gguf}" != key.name else "")
                 values = code(json.dumps(value).strip('"') for value in key.values if value is not None)
                 families_of.setdefault((name, values or "no value"), []).append(model_type)
     names: dict[tuple[str, str], list[str]] = {}

@@ -11,11 +11,8 @@ _REASONS: Mapping[str, str] = {
     "an encoder, which is used as a decoder": """
         bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
         roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod""",
-    "positions are not rotary: learned, sinusoidal, relative, or biases of attention": """
-        biogpt bloom cpmant ctrl gpt2 gpt_bigcode gpt_neo mpt openai-gpt opt reformer xglm xlm xlnet""",
-    "attention and MLP read the same input, each with a norm of its own, at least in some models": "falcon gpt_neox",
-    "attention and experts read the same input": "cohere2_moe",
-    "the projection to logits has biases": "codegen gptj phi",
+    "positions are sinusoidal, relative, or biases of attention": "bloom cpmant ctrl mpt reformer xglm xlm xlnet",
+    "norms of the sums after attention and MLP": "openai-gpt",
     "no family reads its files yet; a `DecoderSpec` can describe its layers": "cohere_compass_text",
     "only the attention of the last layer has a bias": "gpt_neox_japanese",
     "sparse attention: an indexer chooses the keys that a query sees": """
@@ -33,7 +30,6 @@ _REASONS: Mapping[str, str] = {
     "attention of another form: of two softmaxes, with masks that it computes, or routed to heads": """
         diffllama doge jetmoe""",
     "layers run several times for a token": "hrm_text",
-    "embeddings are normalised before the first layer": "nanochat",
     "heads differ in number between layers, or have a gate or a bias of a gate each": "beam laguna lfm3",
     "values have another size than keys": "mimo_v2_flash",
     "norms of another form: inside attention or MLP, or LayerNorm of keys or embeddings": """

@@ -42,19 +42,20 @@ class Config:
         """Return the config with these values in place of those of the file."""
         return replace(self, values={**self.values, **values})
 
-    def with_aliases(self, aliases: Mapping[str, str]) -> Config:
-        """Return the config with the values of keys that the file has under other names, by these. Raise ModelError for
-        a key that has another value by its own name.
+    def with_usual_names(self, names: Mapping[str, str]) -> Config:
+        """Return the config with the values of keys that the file has under other names: ``names`` has the key of each.
+        Raise ModelError if a key has different values by two names.
         """
-        found: dict[str, Any] = {}
-        for alias, key in aliases.items():
-            self.read.add(alias)
-            if (value := self.values.get(alias)) is None:
+        values = dict(self.values)
+        for other, key in names.items():
+            self.read.add(other)
+            if other not in values:
                 continue
-            if self.values.get(key, value) != value:
-                raise self.error(f"{alias} = {value!r:.80}, {key} = {self.values[key]!r:.80}", USE_ITS_CONFIG)
-            found[key] = value
-        return self.with_values(found)
+            value, before = values.pop(other), values.get(key)
+            if value is not None and before not in (None, value):
+                raise self.error(f"{other} = {value!r:.80}, {key} = {before!r:.80}", USE_ITS_CONFIG)
+            values[key] = before if value is None else value
+        return replace(self, values=values)
 
     def value(self, key: str) -> Any:
         """Return the value of a key: None if it is null, the default of ``keys`` if the file lacks it."""
@@ -170,7 +171,10 @@ class Config:
 
     def label(self, key: str) -> str:
         """Return the name of a key in the file."""
-        return self.prefix + self.keys[key].gguf if self.prefix and key in self.keys and self.keys[key].gguf else key
+        row = self.keys.get(key)
+        if row is None:
+            return key
+        return self.prefix + row.gguf if self.prefix and row.gguf else row.label
 
 
 def read_config(path: Path) -> Config:
@@ -183,9 +187,11 @@ def config_from_gguf(gguf: GGUF, keys: Keys) -> Config:
     prefix = gguf.get("general.architecture", str) + "."
     names = {key.gguf: key.name for key in keys.values() if key.gguf}
     values: dict[str, Any] = {}
+    rotates = "rope_scaling" in keys
     for key, value in gguf.metadata.items():
         name = key.removeprefix(prefix)
-        if key.startswith(prefix) and name != _SCALE and not name.startswith(_SCALING):
+        is_scaling = name == _SCALE or name.startswith(_SCALING)
+        if key.startswith(prefix) and not (rotates and is_scaling):
             values[names.get(name, key)] = _plain(value)
     if (embed := gguf.tensors.get("token_embd.weight")) is not None:
         size = embed.shape[0]
@@ -201,7 +207,8 @@ def config_from_gguf(gguf: GGUF, keys: Keys) -> Config:
     if "attention_k_eq_v" in keys:
         layers = [name for name in gguf.tensors if name.endswith(".attn_k.weight")]
         values["attention_k_eq_v"] = any(name.replace("attn_k", "attn_v") not in gguf.tensors for name in layers)
-    values["rope_scaling"] = _rope_scaling(gguf, prefix)
+    if rotates:
+        values["rope_scaling"] = _rope_scaling(gguf, prefix)
     return Config(gguf.path, values, keys=keys, prefix=prefix)
 
 
@@ -211,12 +218,13 @@ ROPE_FACTORS = {
     "long_factor": "rope_factors_long.weight",
 }
 """Tensors of a GGUF file that are parameters of the rotary embedding."""
-_TOLD_BY_TENSORS = {
-    **dict.fromkeys(("attention_bias", "use_qkv_bias", "use_bias"), ".attn_q.bias"),
+_TOLD_BY_TENSORS: Mapping[str, str | tuple[str, ...]] = {
+    **dict.fromkeys(("attention_bias", "use_qkv_bias", "use_bias"), (".attn_q.bias", ".attn_qkv.bias")),
     **dict.fromkeys(("attention_out_bias", O_BIAS), ".attn_output.bias"),
     "mlp_bias": ".ffn_down.bias",
     "use_qk_norm": ".attn_q_norm.weight",
     "mamba_rms_norm": ".ssm_norm.weight",
+    "new_decoder_architecture": ".attn_norm_2.weight",
 }
 """Keys that GGUF files do not have: whether a layer has this tensor."""
 _SCALING, _SCALE = "rope.scaling.", "rope.scale_linear"

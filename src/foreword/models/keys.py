@@ -19,6 +19,7 @@ class Key:
 
     default: its value where a config.json lacks it; None: it is required, or follows from other keys.
     values: those that are computed; empty: the family reads the key and checks its value itself.
+    own: the name that a config.json of the family has for it; empty: ``name``, which it may have, too.
     gguf: its name in the metadata of a GGUF file, behind the architecture; empty: such files do not have it.
     gguf_default: its value where a GGUF file lacks it. kind: of its values, also where nothing reads them; object: any;
     None: that of the default, or any.
@@ -30,6 +31,12 @@ class Key:
     gguf: str = ""
     gguf_default: object = None
     kind: type | None = None
+    own: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name in a config.json."""
+        return self.own or self.name
 
     @property
     def value_type(self) -> type | None:
@@ -68,16 +75,19 @@ def only_in_gguf(gguf: str, *values: object) -> Key:
 
 _REASONS: Mapping[str, str] = {
     "for training alone": """
-        attention_dropout attention_probs_dropout_prob classifier_dropout embd_pdrop embedding_dropout
-        embedding_initializer_range gradient_checkpointing hidden_dropout hidden_dropout_prob
-        initializer_cutoff_factor initializer_range mlp_dropout output_router_logits rescale_prenorm_residual
-        mamba_dt_init_floor mamba_dt_max resid_pdrop residual_dropout router_aux_loss_coef router_jitter_noise
-        sparse_pred_ignore_index sparse_prediction time_step_floor time_step_max time_step_min z_loss_coefficient""",
+        activation_dropout attention_dropout attention_probs_dropout_prob attn_pdrop classifier_dropout
+        dropout embd_pdrop embed_dropout embedding_dropout embedding_initializer_range gradient_checkpointing
+        hidden_dropout hidden_dropout_prob init_std initializer_cutoff_factor initializer_range layerdrop
+        mamba_dt_init_floor mamba_dt_max mlp_dropout output_router_logits rescale_prenorm_residual
+        resid_dropout resid_pdrop residual_dropout router_aux_loss_coef router_jitter_noise
+        sparse_pred_ignore_index sparse_prediction time_step_floor time_step_max time_step_min
+        z_loss_coefficient""",
     "how another implementation computes the same numbers": """
-        _attn_implementation _attn_implementation_autoset attn_implementation cache_implementation
-        chunk_size chunk_size_feed_forward deterministic_flash_attn dtype mamba_chunk_size mamba_ssm_cache_dtype
-        num_logits_to_keep pretraining_tp reference_compile repad_logits_with_grad residual_in_fp32 torch_dtype
-        use_cache use_mamba_kernels""",
+        _attn_implementation _attn_implementation_autoset attention_softmax_in_fp32 attn_implementation
+        cache_implementation chunk_size chunk_size_feed_forward deterministic_flash_attn dtype
+        mamba_chunk_size mamba_ssm_cache_dtype n_ctx num_logits_to_keep pretraining_tp reference_compile
+        reorder_and_upcast_attn repad_logits_with_grad residual_in_fp32 scale_attention_softmax_in_fp32
+        torch_dtype use_cache use_mamba_kernels""",
     "what another implementation returns": "output_attentions output_hidden_states return_dict use_return_dict",
     "where the file comes from": "_name_or_path name_or_path transformers_version unsloth_fixed unsloth_version",
     "tokens, which the tokenizer's files have": """
@@ -86,8 +96,10 @@ _REASONS: Mapping[str, str] = {
         mtp_hybrid_override_pattern mtp_layer_types mtp_layers_block_type mtp_mlp_layer_types mup_denominator""",
     "of a classifier's head, or of one that is not run": """
         decoder_bias id2label label2id num_labels problem_type sbert_ce_default_activation_function
-        sentence_transformers""",
+        sentence_transformers summary_activation summary_first_dropout summary_proj_to_labels summary_type
+        summary_use_proj""",
     "follows from the tensors of a GGUF file": "tensor_data_layout",
+    "of biases that the family never has: a file with one is refused": "attention_bias mlp_bias use_bias",
 }
 WITHOUT_EFFECT: Mapping[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """Keys that change no number of any family, each with the reason. A family's own table comes first."""

@@ -203,12 +203,13 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     spec = family.read(config)
     if not (spec.is_causal and has_logits(config)):
         spec = spec.changed(has_logits=False)
-    elif spec.tie_embeddings and has_own_head(tensors):
+    elif spec.tie_embeddings and has_own_head(tensors, family):
         spec = spec.changed(tie_embeddings=False)
     beside = read_sentence_transformer(folder, spec.hidden_size)
     if beside.max_text_len is not None and beside.max_text_len <= spec.max_model_len:
         spec = replace(spec, max_model_len=beside.max_text_len, longer=None)
-    pooling = read_pooling(config, beside, "last", partial(_score_head, spec.hidden_size), "last")
+    usual = config.with_usual_names(family.other_names)
+    pooling = read_pooling(usual, beside, "last", partial(_score_head, spec.hidden_size), "last")
     own = {**without_head(tensors, spec.num_layers), **_dense_tensors(beside, sources)}
     weights = FileWeights(weights_from_safetensors(folder, own, spec, family, pooling), sources, config.values)
     tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)

@@ -15,7 +15,15 @@ import numpy as np
 from foreword.errors import ModelError
 from foreword.models.config import ROPE_FACTORS
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
-from foreword.models.families.base import GGUF_LAYER, SAFETENSORS_LAYER, SAFETENSORS_NAMES, Family, Rows, fused_rows
+from foreword.models.families.base import (
+    GGUF_LAYER,
+    GGUF_NAMES,
+    SAFETENSORS_LAYER,
+    SAFETENSORS_NAMES,
+    Family,
+    Rows,
+    fused_rows,
+)
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.families.vision_base import UNUSED
 from foreword.models.files import OrderedRows, TransposedRows
@@ -30,6 +38,11 @@ _COMPUTED = ("rotary_emb.inv_freq", "position_ids", "masked_bias")
 """Ends of the names of tensors that older files have, although they follow from the configuration."""
 DENSE = "dense."
 """Beginning of the names of tensors of layers after the pooling; behind it, the number of the layer."""
+_FUSED = ("qkv", "qkv_bias", "gate_up", "gate_up_bias")
+_FUSED_IN_SAFETENSORS = {
+    name: SAFETENSORS_NAMES[name].removeprefix(SAFETENSORS_LAYER.removesuffix(".")) for name in _FUSED
+}
+_FUSED_IN_GGUF = {name: GGUF_NAMES[name].removeprefix(GGUF_LAYER.removesuffix(".")) for name in ("qkv", "qkv_bias")}
 _STACKED_EXPERTS = ".mlp.experts.gate_up_proj"
 _CANONICAL = re.compile(r"(?:layers\.(\d+)\.)?(?:(experts)\.(\d+)\.)?(.+)")
 
@@ -52,6 +65,7 @@ def weights_from_gguf(
     if spec.mla is not None:
         tensors = _separate_latents(tensors, spec, spec.mla, prefix)
     names = _with_layer(family.names_in_gguf(spec), GGUF_LAYER, prefix)
+    names |= _fused_rows(tensors, spec, names, _FUSED_IN_GGUF)
     names |= {f"{DENSE}{i}": f"{name}.weight" for i, name in enumerate(GGUF_DENSE)}
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
     weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, constants=family.constants)
@@ -83,20 +97,23 @@ def weights_from_safetensors(
 
     prefix: the beginning of the names of a layer's tensors, {i} its number.
     """
-    if "embed_tokens.weight" in tensors:  # saved without a head
-        tensors = {name if name.startswith(DENSE) else f"model.{name}": tensor for name, tensor in tensors.items()}
-    tensors = _renamed(path, tensors, family.renamed)
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec), **_dense_names(pooling)}
+    model, _, embed = str(names["embed"]).partition(".")
+    if embed in tensors:  # saved without a head
+        tensors = {name if name.startswith(DENSE) else f"{model}.{name}": tensor for name, tensor in tensors.items()}
+    tensors = _renamed(path, tensors, family.renamed)
+    if family.transposed:
+        tensors = {name: _turned(own) if name.endswith(family.transposed) else own for name, own in tensors.items()}
     if "experts.gate_up" not in names and any(name.endswith(_STACKED_EXPERTS) for name in tensors):
         names |= _stacked_experts(spec)
-    names |= _fused_rows(tensors, spec, names)
+    names |= _fused_rows(tensors, spec, names, _FUSED_IN_SAFETENSORS)
     names = _with_layer(names, SAFETENSORS_LAYER, prefix)
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
     options: dict[str, Any] = {"transposed": family.transposed_experts, "constants": family.constants}
     weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, **options)
     used |= _unread_keys(spec, names)
     # Equal to the embedding, or of a model that computes no logits.
-    heads = () if "lm_head" in weights else (SAFETENSORS_NAMES["lm_head"],)
+    heads = () if "lm_head" in weights else (str(names["lm_head"]),)
     _check_unused(path, tensors, used, spec.architecture, (*family.unused, *heads))
     if family.norms_less_one:
         for name in weights:
@@ -152,19 +169,21 @@ def _stacked_experts(spec: DecoderSpec) -> dict[str, str | Rows]:
 
 
 def _fused_rows(
-    tensors: Mapping[str, Tensor], spec: DecoderSpec, names: Mapping[str, str | Rows]
+    tensors: Mapping[str, Tensor], spec: DecoderSpec, names: Mapping[str, str | Rows], ends: Mapping[str, str]
 ) -> dict[str, str | Rows]:
-    """Return where a file has q, k and v, gate and up, or their biases, in one tensor, which its family has apart."""
+    """Return where a file has q, k and v, gate and up, or their biases, in one tensor, which its family has apart.
+
+    ends: of the names of such tensors.
+    """
     known = {rows.name for rows in names.values() if isinstance(rows, Rows)}
-    fused = fused_rows(spec)
-    ends = {f".{SAFETENSORS_NAMES[s].removeprefix(SAFETENSORS_LAYER)}": s for s in {r.name for r in fused.values()}}
-    found = {s for end, s in ends.items() if s not in known and any(name.endswith(end) for name in tensors)}
-    return {name: rows for name, rows in fused.items() if rows.name in found}
+    found = {s for s, end in ends.items() if s not in known and any(name.endswith(end) for name in tensors)}
+    return {name: rows for name, rows in fused_rows(spec).items() if rows.name in found}
 
 
-def has_own_head(tensors: Mapping[str, Tensor]) -> bool:
+def has_own_head(tensors: Mapping[str, Tensor], family: Family) -> bool:
     """Return whether safetensors hold a matrix of logits other than the embedding, whatever the configuration says."""
-    head, embed = (tensors.get(SAFETENSORS_NAMES[name]) for name in ("lm_head", "embed"))
+    names = {**SAFETENSORS_NAMES, **family.names}
+    head, embed = (tensors.get(names[name]) for name in ("lm_head", "embed"))
     if head is None or embed is None:
         return False
     if (head.shape, head.quant) != (embed.shape, embed.quant):
@@ -235,13 +254,18 @@ def _rotary_parts_first(weights: dict[str, Tensor], spec: DecoderSpec, mla: MlaS
     r = mla.rope_dim
     rotary = np.arange(r).reshape(-1, 2).T.ravel() if is_interleaved else np.arange(r)
     for i in range(spec.num_layers):
-        for name, rest in (("q", mla.nope_dim), ("kv_a", mla.kv_rank)):
+        for name, rest in (("q", mla.nope_dim), ("kv_a", mla.kv_rank), ("kv_a_bias", mla.kv_rank)):
             tensor = weights.get(f"layers.{i}.{name}")
             if tensor is None:
                 continue
             order = np.concatenate([rest + rotary, np.arange(rest)])
-            rows = np.arange(tensor.shape[0]).reshape(-1, rest + r)[:, order]
-            weights[f"layers.{i}.{name}"] = Tensor(tensor.data[rows.ravel()], tensor.quant, tensor.shape)
+            rows = np.arange(tensor.shape[0]).reshape(-1, rest + r)[:, order].ravel()
+            is_vector = len(tensor.shape) == 1  # stored as one row
+            weights[f"layers.{i}.{name}"] = (
+                float_tensor(tensor.dequantize()[rows])
+                if is_vector
+                else Tensor(tensor.data[rows], tensor.quant, tensor.shape)
+            )
 
 
 def _separate_latents(tensors: Mapping[str, Tensor], spec: DecoderSpec, mla: MlaSpec, prefix: str) -> dict[str, Tensor]:
@@ -308,7 +332,8 @@ def _collect(
     fused: dict[tuple[str, int | None], tuple[tuple[int, ...], int]] = {}
     num_experts: dict[str, tuple[tuple[int, ...], int]] = {}  # tensor of experts: its shape, and those wanted
     for name, shape in wanted:
-        if (value := constants.get(name.rpartition(".")[2])) is not None:
+        *_, experts, _, rest = re.fullmatch(_CANONICAL, name).groups()  # type: ignore[union-attr]
+        if (value := constants.get(f"{experts}.{rest}" if experts else rest)) is not None:
             weights[name] = float_tensor(np.full(shape, value, np.float32))
             continue
         found, rows, expert = source_of(name, names, parts_of_layer)
@@ -366,10 +391,16 @@ def _of_expert(tensor: Tensor, expert: int, *, transposed: bool) -> Tensor:
     """
     count, shape = prod(tensor.shape[1:-1]), tensor.shape[1:]
     stored = tensor.stored[expert * count : (expert + 1) * count]
-    if transposed and tensor.quant.block_size == 1:
-        shape = shape[::-1]
-        stored = TransposedRows(stored, tensor.quant.block_bytes, 0, shape[0])
-    return Tensor(stored, tensor.quant, shape)
+    matrix = Tensor(stored, tensor.quant, shape)
+    return _turned(matrix) if transposed else matrix
+
+
+def _turned(matrix: Tensor) -> Tensor:
+    """Return [out, in] of [in, out], if of floats."""
+    if matrix.quant.block_size > 1:
+        return matrix
+    shape = matrix.shape[::-1]
+    return Tensor(TransposedRows(matrix.stored, matrix.quant.block_bytes, 0, shape[0]), matrix.quant, shape)
 
 
 def select_rows(tensor: Tensor, rows: Rows) -> Tensor:

@@ -21,7 +21,8 @@ def is_classifier(config: Config) -> bool:
 
 def has_logits(config: Config) -> bool:
     """Return whether the model was saved with logits: not a classifier, nor a model without any head."""
-    return not any(name.endswith(("ForSequenceClassification", "Model")) for name in _architectures(config))
+    heads = ("ForSequenceClassification", "Model")
+    return not any(name.endswith(heads) and not name.endswith("LMHeadModel") for name in _architectures(config))
 
 
 def _architectures(config: Config) -> Sequence[str]:

@@ -15,6 +15,9 @@ from foreword.models.weights import Tensor
 _FLOATS = {"F32": Quant.F32, "F16": Quant.F16, "BF16": Quant.BF16}
 _BYTES = {**{name: quant.block_bytes for name, quant in _FLOATS.items()}, "I32": 4, "F8_E4M3": 1, "U8": 1}
 
+_NO_WEIGHTS = ("embeddings.position_ids", ".attn.bias", ".attention.bias")
+"""Ends of the names of positions, 0, 1, 2, …, and of causal masks, which older files store."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
@@ -77,7 +80,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
     header.pop("__metadata__", None)
     entries, spans = {}, []
     for name, entry in header.items():
-        if name.endswith("embeddings.position_ids"):  # 0, 1, 2, … as older encoders store them: no weight
+        if name.endswith(_NO_WEIGHTS):
             continue
         entries[name], first, last = _entry(file, start, name, entry)
         spans.append((first, last, name))

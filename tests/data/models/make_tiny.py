@@ -6,6 +6,7 @@ Models that are not named keep their record, unless none is named.
 Weights are not recorded: `models.tiny.random_tensors` draws them again from the names and shapes.
 """
 
+import copy
 import json
 import sys
 import tempfile
@@ -55,6 +56,10 @@ NEMOTRON = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_s
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
 
 MLA = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 12}
+TOKENS = {"vocab_size": 48, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
+GPT = {**TOKENS, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64}
+GPT_SIZES = {**TOKENS, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+             "max_position_embeddings": 64}  # fmt: skip
 GROUPS = {"moe_intermediate_size": 12, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
           "first_k_dense_replace": 1}  # fmt: skip
 
@@ -348,7 +353,71 @@ MODELS = {
         **SIZES, **EXPERTS, layer_types=LFM_LAYERS, num_experts=4, num_dense_layers=1, routed_scaling_factor=1.5,
         rope_parameters=ROPE,
     ),
+    "gpt-neox": transformers.GPTNeoXConfig(**GPT_SIZES, intermediate_size=40, rope_parameters=HALF),
+    "gpt-neox-in-turn": transformers.GPTNeoXConfig(
+        **GPT_SIZES, intermediate_size=40, use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True,
+        hidden_act="gelu_new", rope_parameters={**HALF, "rope_type": "linear", "factor": 2.0},
+    ),
+    "phi": transformers.PhiConfig(**SIZES, rope_parameters=HALF),
+    "gptj": transformers.GPTJConfig(**GPT, n_inner=40, rotary_dim=4),
+    "codegen": transformers.CodeGenConfig(**GPT, rotary_dim=6, tie_word_embeddings=True),
+    "gpt2": transformers.GPT2Config(**GPT, n_inner=40),
+    "starcoder": transformers.GPTBigCodeConfig(**GPT, n_inner=40),
+    "starcoder-heads": transformers.GPTBigCodeConfig(**GPT, multi_query=False, tie_word_embeddings=False),
+    "gpt-neo": transformers.GPTNeoConfig(
+        **{key: value for key, value in GPT_SIZES.items() if not key.startswith("num_")},
+        num_layers=4, num_heads=4, intermediate_size=40, window_size=7, attention_types=[[["global", "local"], 2]],
+    ),
+    "opt": transformers.OPTConfig(**GPT_SIZES, ffn_dim=40),
+    "opt-plain": transformers.OPTConfig(**GPT_SIZES, ffn_dim=40, enable_bias=False, tie_word_embeddings=False),
+    "biogpt": transformers.BioGptConfig(**GPT_SIZES, intermediate_size=40),
+    "falcon": transformers.FalconConfig(**GPT_SIZES, ffn_hidden_size=40, rope_parameters=ROPE),
+    "falcon-heads": transformers.FalconConfig(
+        **GPT_SIZES, multi_query=False, parallel_attn=False, bias=True, rope_parameters=ROPE
+    ),
+    "falcon-two-norms": transformers.FalconConfig(
+        **GPT_SIZES, new_decoder_architecture=True, num_kv_heads=2, ffn_hidden_size=40, rope_parameters=ROPE
+    ),
+    "falcon-grouped": transformers.FalconConfig(
+        **GPT_SIZES, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, rope_parameters=ROPE
+    ),
+    "nanochat": transformers.NanoChatConfig(**SIZES, final_logit_softcapping=2.0, rope_parameters=ROPE),
+    "cohere2-moe": transformers.Cohere2MoeConfig(
+        **SIZES, head_dim=12, num_experts=4, num_experts_per_tok=2, num_shared_experts=1, logit_scale=0.3,
+        sliding_window=7, first_k_dense_replace=1, prefix_dense_intermediate_size=24, rope_parameters=ROPE,
+    ),
+    "cohere2-moe-sigmoid": transformers.Cohere2MoeConfig(
+        **SIZES, head_dim=12, num_experts=4, num_experts_per_tok=2, num_shared_experts=2, logit_scale=0.3,
+        sliding_window=7, expert_selection_fn="sigmoid", shared_expert_combination_strategy="sum", rms_norm_eps=1e-5,
+        sliding_window_pattern=2, rope_parameters=ROPE,
+    ),
+    "stablelm-parallel": transformers.StableLmConfig(
+        **SIZES, use_qkv_bias=True, use_parallel_residual=True, rope_parameters=HALF
+    ),
 }  # fmt: skip
+BIASES = {
+    "gemma3n": ("attention_bias",), "gemma4": ("attention_bias",), "deepseek-v2": ("attention_bias", "mlp_bias"),
+    "deepseek-v3": ("attention_bias",), "glm4-moe-lite": ("attention_bias",),
+    "minicpm3": ("attention_bias", "mlp_bias"), "qwen3-next": ("attention_bias",), "qwen3_5-moe": ("attention_bias",),
+    "llama4": ("attention_bias",), "falcon-h1": ("attention_bias", "mlp_bias", "projectors_bias"),
+    "ernie4_5-moe": ("use_bias",), "flex-olmo": ("attention_bias",), "vaultgemma": ("attention_bias",),
+    "nemotron-h": ("use_bias", "mlp_bias"), "lfm2": ("conv_bias",), "bamba": ("mamba_proj_bias", "mlp_bias"),
+    "granite-hybrid": ("mamba_proj_bias",), "hy-v3": ("attention_bias", "mlp_bias"),
+    "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",),
+}  # fmt: skip
+"""The biases of further models, which are otherwise those of these names."""
+
+
+def biased(name):
+    config = copy.deepcopy(MODELS[name])
+    for key in BIASES[name]:
+        setattr(config, key, True)
+    if hasattr(config, "attention_in_multiplier"):  # beside which biases are not computed
+        config.attention_in_multiplier = 1.0
+    return config
+
+
+MODELS |= {f"{name}-biased": biased(name) for name in BIASES}
 SAME_ARITHMETIC = {
     "minicpm": (
         ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"),

@@ -9,11 +9,13 @@ from foreword.models.families import (
     deepseek,
     delta,
     ernie,
+    falcon,
     falcon_h1,
     gemma,
     gemma3n,
     gemma4,
     glm,
+    gpt,
     gpt_oss,
     granite,
     hunyuan,
@@ -25,6 +27,7 @@ from foreword.models.families import (
     minicpm,
     minimax,
     ministral,
+    nanochat,
     nemotron,
     olmo,
     phi,
@@ -63,6 +66,9 @@ FAMILIES: Mapping[str, Family] = {
     **minimax.FAMILIES,
     **llama4.FAMILIES,
     **falcon_h1.FAMILIES,
+    **gpt.FAMILIES,
+    **falcon.FAMILIES,
+    **nanochat.FAMILIES,
 }
 """By ``model_type`` of a config.json."""
 

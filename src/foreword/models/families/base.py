@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from foreword.models.config import O_BIAS, USE_ITS_CONFIG, Config
 from foreword.models.keys import Key, Keys, only, only_in_gguf
-from foreword.models.rope import ROPE_KEYS, model_length, rope_parameters, rope_spec
+from foreword.models.rope import ROPE_KEYS, ROTARY_DIM, model_length, rope_parameters, rope_spec
 from foreword.models.spec import Activation, DecoderSpec, LayerSpec, MoeSpec, RopeSpec
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -71,16 +72,26 @@ DECODER = (
 )
 """Keys of every decoder."""
 
+LAYER_NORMED = (
+    *(key for key in DECODER if key.name != "rms_norm_eps"),
+    only_in_gguf("attention.layer_norm_rms_epsilon", None),
+)
+"""The keys of decoders whose norms are LayerNorm."""
+_NOT_ROTARY = ("rope.freq_base", ROTARY_DIM.removeprefix("*."))
+LEARNED_POSITIONS = (
+    *(key for key in LAYER_NORMED if key not in ROPE_KEYS),
+    *(only_in_gguf(name, None) for name in _NOT_ROTARY),
+)
+"""The keys of decoders whose norms are LayerNorm, and that have a vector for each position."""
 CAUSAL_OR_NOT = Key("is_causal", True, (True, False), gguf="attention.causal", gguf_default=True)
 """The key of families whose decoders may let tokens see later ones, as models of embeddings do."""
 HIDDEN_ACT = Key("hidden_act", "silu", tuple(ACTIVATIONS))
-MLP_BIAS = only("mlp_bias", False)
-BIASES = (only("attention_bias", False), MLP_BIAS, only("use_bias", False))
-"""The keys of families whose products have no biases."""
-ATTENTION_BIAS = (*BIASES, Key("attention_bias", False))
+ATTENTION_BIAS = (Key("attention_bias", False),)
 """The keys of families whose products of attention may have biases."""
 WITH_BIASES = (*ATTENTION_BIAS, Key("mlp_bias", False))
 """The keys of families whose products of attention, and of the MLP, may have biases."""
+NO_EXPERT_BIASES = {f"experts.{name}_bias": 0.0 for name in ("gate", "up", "down")}
+"""The `Family.constants` of families whose MLPs may have biases, while their experts have none."""
 NEXT_TOKEN_HEADS = (Key(_OF_HEADS, gguf=_OF_HEADS.removeprefix("*."), kind=int),)
 """The key of families whose heads for further tokens are run."""
 NUM_FEATURES = Key("*.n_deepstack_layers", gguf="n_deepstack_layers", kind=int)
@@ -102,6 +113,7 @@ SHARED_EXPERT = Key("shared_expert_intermediate_size", gguf="expert_shared_feed_
 
 # Canonical name without layer and expert → name in a file; {i} is the layer, {e} the expert.
 SAFETENSORS_LAYER = _LAYER = "model.layers.{i}."
+_ENDS = {"": "weight", "_bias": "bias"}
 SAFETENSORS_NAMES: Mapping[str, str] = {
     "embed": "model.embed_tokens.weight",
     "final_norm": "model.norm.weight",
@@ -144,6 +156,7 @@ GGUF_NAMES: Mapping[str, str] = {
     **{f"{name}_bias": f"{_BLOCK}attn_{name}.bias" for name in "qkv"},
     **{f"{name}_norm": f"{_BLOCK}attn_{name}_norm.weight" for name in "qk"},
     "qkv": _BLOCK + "attn_qkv.weight",
+    "qkv_bias": _BLOCK + "attn_qkv.bias",
     "gate_up": _BLOCK + "ffn_up.weight",
     "router": _BLOCK + "ffn_gate_inp.weight",
     "scores_bias": _BLOCK + "ffn_gate_inp.bias",
@@ -179,17 +192,18 @@ class Family:
     """The description of one family of models: how its files are read.
 
     title: its name on pages. spec: its `DecoderSpec` from a config. keys: those of the config, all of them.
-    aliases: the key of each other name that a config.json may have for it.
+    aliases: the key of each other name that a config.json may have for it, beside `Key.own`.
     names: where its safetensors differ from `SAFETENSORS_NAMES`. renamed: parts of names in other checkpoints of it,
     with what they are in ``names``. unused: beginnings of the names of tensors that are left out: of heads that are not
-    run, and of what its reference leaves out. constants: weights that no file has, by their one number. norms_less_one:
-    safetensors hold norm weights as w − 1. interleaved: they hold q and k rows in interleaved rotary order. gguf: the
-    architecture's name in GGUF files, if it has one; more_gguf: other names; shared_gguf: that of another family, which
-    its GGUF files have if it has none. gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved:
-    they hold q and k rows in interleaved rotary order. transposed_experts: safetensors with all experts of a layer in
-    one tensor of floats hold each as [in, out]; None: some do, which their shapes say. fused: weights that are rows of
-    another tensor. gguf_fused: these of GGUF files; None: the same. parts_of_layer: as many layers of a spec are one
-    layer of its files. is_scaled_in_gguf: weights of GGUF files are multiplied by the numbers of the spec already.
+    run, and of what its reference leaves out. constants: weights that no file has, by their one number; names of
+    experts begin with ``experts.``. norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q
+    and k rows in interleaved rotary order. gguf: the architecture's name in GGUF files, if it has one; more_gguf: other
+    names; shared_gguf: that of another family, which its GGUF files have if it has none. gguf_names: where its GGUF
+    files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved rotary order.
+    transposed_experts: safetensors with all experts of a layer in one tensor of floats hold each as [in, out]; None:
+    some do, which their shapes say. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files;
+    None: the same. parts_of_layer: as many layers of a spec are one layer of its files. is_scaled_in_gguf: weights of
+    GGUF files are multiplied by the numbers of the spec already.
     """
 
     title: str
@@ -204,9 +218,10 @@ class Family:
     interleaved: bool = False
     gguf: str | None = None
     more_gguf: tuple[str, ...] = ()
-    shared_gguf: str = "llama"
+    shared_gguf: str | None = None
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: bool = False
+    transposed: tuple[str, ...] = ()
     transposed_experts: bool | None = False
     fused: Callable[[DecoderSpec], Mapping[str, Rows]] = lambda spec: {}
     gguf_fused: Callable[[DecoderSpec], Mapping[str, Rows]] | None = None
@@ -217,12 +232,17 @@ class Family:
         """Return the tensor of a GGUF file, or rows of one, for each canonical weight."""
         return {**GGUF_NAMES, **self.gguf_names, **(self.gguf_fused or self.fused)(spec)}
 
+    @property
+    def other_names(self) -> Mapping[str, str]:
+        """The key of each name that a config.json may have in place of that of the key."""
+        return {**{key.own: name for name, key in self.keys.items() if key.own}, **self.aliases}
+
     def read(self, config: Config) -> DecoderSpec:
         """Return the spec of a config, with ``longer`` set if longer requests use other rotary frequencies. ModelError
         for a key with a value that the family does not compute.
         """
         config = replace(config, keys=self.keys)
-        config = config if config.prefix else config.with_aliases(self.aliases)
+        config = config if config.prefix else config.with_usual_names(self.other_names)
         config.check()
         spec, longest = self.spec(config), config.size("max_position_embeddings")
         if spec.max_model_len >= longest:
@@ -254,9 +274,9 @@ def decoder(
         "num_heads": heads,
         "num_kv_heads": differences.get("num_kv_heads") or kv_heads(config, heads),
         "head_dim": dim,
-        "max_model_len": model_length(config),
+        "max_model_len": differences.get("max_model_len") or model_length(config),
         "layers": layers,
-        "norm_eps": config.positive(eps),
+        "norm_eps": differences.get("norm_eps") or config.positive(eps),
         "query_scale": dim**-0.5,
         "activation": ACTIVATIONS[config.get(act, str)] if act else "silu",
         "tie_embeddings": config.get("tie_word_embeddings", bool),
@@ -286,6 +306,23 @@ def fused_rows(spec: DecoderSpec) -> dict[str, Rows]:
             found |= {name + end: Rows(source + end, start, start + size) for end in ("", "_bias")}
             start += size
     return found
+
+
+def by_head(*sizes: tuple[str, int], source: str = "qkv") -> dict[str, Rows]:
+    """Return rows, and those of biases, of a tensor in which weights alternate, each with so many rows at a time."""
+    period, start, found = sum(size for _, size in sizes), 0, dict[str, Rows]()
+    for name, size in sizes:
+        found |= {name + end: Rows(source + end, start, start + size, period) for end in ("", "_bias")}
+        start += size
+    return found
+
+
+def module_names(
+    layer: str, inner: Mapping[str, str], others: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Return the names of weights and biases of modules of a layer, and of other modules."""
+    modules = {name: layer + module for name, module in inner.items()} | dict(others)
+    return {name + end: f"{module}.{part}" for name, module in modules.items() for end, part in _ENDS.items()}
 
 
 def _biases(config: Config) -> dict[str, bool]:

@@ -4,20 +4,26 @@ rotation.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from foreword.models.config import Config
 from foreword.models.families.base import (
     ATTENTION_BIAS,
-    DECODER,
+    EXPERTS,
     HIDDEN_ACT,
+    LAYER_NORMED,
     WINDOWS,
     Family,
     decoder,
+    experts,
     num_layers,
     rope,
     windows,
 )
+from foreword.models.families.deepseek import ROUTED_NAMES, sparse_flags
 from foreword.models.keys import Key, only, only_in_gguf, table
-from foreword.models.spec import DecoderSpec, LayerSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 
 def cohere(config: Config) -> DecoderSpec:
@@ -31,21 +37,59 @@ def cohere2(config: Config) -> DecoderSpec:
     return _decoder(config, "cohere2", tuple(LayerSpec(rotary if span else None, span) for span in spans))
 
 
-def _decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...]) -> DecoderSpec:
-    scale = config.positive("logit_scale")
-    return decoder(
-        config, architecture, layers, eps="layer_norm_eps", layer_norm=True, parallel_mlp=True, logit_scale=scale
+def cohere2_moe(config: Config) -> DecoderSpec:
+    """Return a spec of experts beside attention. The first layers may be dense, with a window and a rotation as
+    ``prefix_dense_sliding_window_pattern`` says.
+    """
+    dense = config.count("first_k_dense_replace")
+    sparse = sparse_flags(config, dense)
+    first, every = config.size("prefix_dense_sliding_window_pattern"), config.size("sliding_window_pattern")
+    spans = windows(
+        config, lambda i: (i + 1) % first != 0 if i < dense else (i - dense + 1) % every != 0, is_optional=False
+    )
+    rotary, moe, is_average = rope(config), _experts(config), config.value(_STRATEGY) == "average"
+    inner = config.value("prefix_dense_intermediate_size")
+    inner = config.size("intermediate_size" if inner is None else "prefix_dense_intermediate_size")
+    halves = moe.shared_intermediate_size > 0 and is_average
+    layers = tuple(
+        LayerSpec(
+            rotary if span or (not has and first == 1) else None,
+            span,
+            moe if has else None,
+            mlp_scale=0.5 if has and halves else 1.0,
+        )
+        for span, has in zip(spans, sparse, strict=True)
+    )
+    norms = {} if config.value("rms_norm_eps") is None else {"layer_norm": False, "norm_eps": config.positive(_RMS)}
+    return _decoder(config, "cohere2_moe", layers, intermediate_size=inner, **norms)
+
+
+def _experts(config: Config) -> MoeSpec:
+    """Return the experts, and the shared ones as one. A softmax is of the chosen experts alone."""
+    inner, is_softmax = config.size("intermediate_size"), config.value(_SELECTION) == "softmax"
+    return replace(
+        experts(config),
+        intermediate_size=inner,
+        norm_topk=is_softmax or config.get("norm_topk_prob", bool),
+        scoring="softmax" if is_softmax else "sigmoid",
+        shared_intermediate_size=config.count("num_shared_experts") * inner,
+        shared_gate=False,
     )
 
 
+def _decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **differences: Any) -> DecoderSpec:
+    own = {"layer_norm": True, "parallel_mlp": True, "logit_scale": config.positive("logit_scale"), **differences}
+    return decoder(config, architecture, layers, eps="layer_norm_eps", **own)
+
+
 _COMMON = (
-    *(key for key in DECODER if key.name != "rms_norm_eps"),
-    *(HIDDEN_ACT, *ATTENTION_BIAS, only_in_gguf("attention.layer_norm_rms_epsilon", None)),
+    *(*LAYER_NORMED, HIDDEN_ACT, *ATTENTION_BIAS),
     Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon", gguf_default=1e-5),
     Key("logit_scale", 0.0625, gguf="logit_scale", gguf_default=0.0625),
 )
 _NO_BIASES = {"attn_norm_bias": 0.0, "final_norm_bias": 0.0}
-_PATTERN = "sliding_window_pattern"
+_PATTERN, _RMS = "sliding_window_pattern", "rms_norm_eps"
+_STRATEGY, _SELECTION = "shared_expert_combination_strategy", "expert_selection_fn"
 FAMILIES = {
     "cohere": Family(
         "Command R, Aya",
@@ -69,5 +113,22 @@ FAMILIES = {
         interleaved=True,
         gguf="cohere2",
         gguf_interleaved=True,
+    ),
+    "cohere2_moe": Family(
+        "Command A with experts",
+        cohere2_moe,
+        table(
+            *(_COMMON, WINDOWS, EXPERTS, [Key(_PATTERN, 4), Key("prefix_dense_sliding_window_pattern", 1)]),
+            [Key("prefix_dense_intermediate_size", kind=int), Key("mlp_layer_types"), Key(_RMS, kind=float)],
+            [Key("first_k_dense_replace", 0), Key("num_shared_experts", 0)],
+            [Key(_STRATEGY, "average", ("average", "sum")), Key(_SELECTION, "softmax", ("softmax", "sigmoid"))],
+            tie_word_embeddings=True,
+            sliding_window=4096,
+            head_dim=128,
+            num_experts=8,
+        ),
+        names=ROUTED_NAMES,
+        constants=_NO_BIASES,
+        interleaved=True,
     ),
 }

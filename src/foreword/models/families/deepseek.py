@@ -9,10 +9,11 @@ from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
-    BIASES,
+    ATTENTION_BIAS,
     DECODER,
     HIDDEN_ACT,
     NEXT_TOKEN_HEADS,
+    NO_EXPERT_BIASES,
     Family,
     Rows,
     check_groups,
@@ -170,7 +171,11 @@ _LAYER = "model.layers.{i}."
 _ATTN, _MLP = _LAYER + "self_attn.", _LAYER + "mlp."
 ROUTED_NAMES = {
     "router_bias": _MLP + "gate.e_score_correction_bias",
-    **{f"shared.{name}": f"{_MLP}shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")},
+    **{
+        f"shared.{name}{end}": f"{_MLP}shared_experts.{name}_proj.{part}"
+        for name in ("gate", "up", "down")
+        for end, part in (("", "weight"), ("_bias", "bias"))
+    },
 }
 """The names of `routed_experts` in safetensors."""
 _NAMES = {
@@ -179,6 +184,8 @@ _NAMES = {
     "kv_a": _ATTN + "kv_a_proj_with_mqa.weight",
     "kv_a_norm": _ATTN + "kv_a_layernorm.weight",
     "kv_b": _ATTN + "kv_b_proj.weight",
+    "q_a_bias": _ATTN + "q_a_proj.bias",
+    "kv_a_bias": _ATTN + "kv_a_proj_with_mqa.bias",
     **ROUTED_NAMES,
 }
 _Q_B = {"q": _ATTN + "q_b_proj.weight"}
@@ -200,7 +207,7 @@ def _fused_in_gguf(spec: DecoderSpec) -> dict[str, Any]:
 
 _GATING = "*.expert_gating_func"
 _MLA = (
-    *(*DECODER, HIDDEN_ACT, *BIASES),
+    *(*DECODER, HIDDEN_ACT, *ATTENTION_BIAS),
     *(Key(name, gguf=name.removeprefix("*."), kind=int) for name in _LENGTHS),
     *(only_in_gguf(f"attention.{part}_length_swa", None) for part in ("key", "value")),
     Key("head_dim"),
@@ -246,11 +253,13 @@ FAMILIES = {
         "DeepSeek V2: latent attention",
         deepseek_v2,
         table(
-            _DEEPSEEK, [Key("topk_method", "greedy", ("greedy", "group_limited_greedy")), only("norm_topk_prob", False)]
+            (*_DEEPSEEK, Key("mlp_bias", False)),
+            [Key("topk_method", "greedy", ("greedy", "group_limited_greedy")), only("norm_topk_prob", False)],
         ),
         aliases={"num_experts": "n_routed_experts"},
         shared_gguf="deepseek2",
         names=_NAMES,
+        constants=NO_EXPERT_BIASES,
         interleaved=True,
         fused=_fused,
     ),
@@ -319,7 +328,10 @@ FAMILIES = {
         "MiniCPM3: latent attention",
         minicpm3,
         table(
-            *(_MLA, [Key("scale_emb", 12.0), Key("scale_depth", 1.4), Key("dim_model_base", 256)]),
+            *(
+                _MLA,
+                [Key("scale_emb", 12.0), Key("scale_depth", 1.4), Key("dim_model_base", 256), Key("mlp_bias", False)],
+            ),
             kv_lora_rank=256,
             q_lora_rank=768,
             qk_nope_head_dim=64,

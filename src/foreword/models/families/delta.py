@@ -8,7 +8,7 @@ from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
-    BIASES,
+    ATTENTION_BIAS,
     DECODER,
     EXPERTS,
     NEXT_TOKEN_HEADS,
@@ -17,6 +17,7 @@ from foreword.models.families.base import (
     SPARSE_LAYERS,
     Family,
     Rows,
+    by_head,
     decoder,
     experts,
     layers_of,
@@ -101,10 +102,7 @@ def _fused_qwen3_next(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 def _fused_gate(spec: DecoderSpec) -> Mapping[str, Rows]:
     """Return the rows of q_proj, which stacks q and the gate by head."""
-    return {
-        "q": Rows("q_proj", 0, spec.head_dim, 2 * spec.head_dim),
-        "attn_gate": Rows("q_proj", spec.head_dim, 2 * spec.head_dim, 2 * spec.head_dim),
-    }
+    return by_head(("q", spec.head_dim), ("attn_gate", spec.head_dim), source="q_proj")
 
 
 def _qwen3_next_in_gguf(spec: DecoderSpec) -> Mapping[str, Rows]:
@@ -129,7 +127,7 @@ def _qwen3_5_in_gguf(spec: DecoderSpec) -> Mapping[str, Rows]:
 _RECURRENT = "*.attention.recurrent_layers"
 # The activation is that of the recurrent layers, too.
 _COMMON = (
-    *(*DECODER, *BIASES, *NEXT_TOKEN_HEADS, PARTIAL_ROTARY, only("hidden_act", "silu", "swish")),
+    *(*DECODER, *ATTENTION_BIAS, *NEXT_TOKEN_HEADS, PARTIAL_ROTARY, only("hidden_act", "silu", "swish")),
     *(Key("layer_types"), Key(_RECURRENT, gguf=_RECURRENT.removeprefix("*."), kind=list)),
     Key("full_attention_interval", 4, gguf="full_attention_interval", gguf_default=4),
     Key("linear_num_value_heads", 32, gguf="ssm.time_step_rank"),
@@ -141,7 +139,11 @@ _COMMON = (
 )
 _QWEN3_5 = (*_COMMON, ROTARY_SECTIONS)
 _LAYER = "model.layers.{i}.linear_attn."
-_NAMES = {**state_names("linear_attn"), "q_proj": "model.layers.{i}.self_attn.q_proj.weight"}
+_NAMES = {
+    **state_names("linear_attn"),
+    "q_proj": "model.layers.{i}.self_attn.q_proj.weight",
+    "q_proj_bias": "model.layers.{i}.self_attn.q_proj.bias",
+}
 _QWEN3_5_NAMES = {
     **_NAMES,
     "state.z": _LAYER + "in_proj_z.weight",
@@ -151,6 +153,7 @@ _QWEN3_5_NAMES = {
 _IN_GGUF = {
     **STATE_NAMES_IN_GGUF,
     "q_proj": "blk.{i}.attn_q.weight",
+    "q_proj_bias": "blk.{i}.attn_q.bias",
     "mlp_norm": "blk.{i}.post_attention_norm.weight",
     "in_proj_ba": "blk.{i}.ssm_ba.weight",
     "state.z": "blk.{i}.attn_gate.weight",

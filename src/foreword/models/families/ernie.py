@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import BIASES, DECODER, HIDDEN_ACT, Family, decoder, num_layers, rope
+from foreword.models.families.base import DECODER, HIDDEN_ACT, NO_EXPERT_BIASES, Family, decoder, num_layers, rope
+from foreword.models.families.deepseek import ROUTED_NAMES
 from foreword.models.keys import Key, only, table
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
@@ -19,7 +20,7 @@ def ernie4_5_moe(config: Config) -> DecoderSpec:
     last = count - 1 if last == -1 else last
     has_experts = [first <= i <= last and (i + 1) % every == 0 for i in range(count)]
     layers = tuple(LayerSpec(rotary, moe=moe if has else None) for has in has_experts)
-    return decoder(config, "ernie4_5_moe", layers)
+    return decoder(config, "ernie4_5_moe", layers, logits_bias=config.get("use_bias", bool))
 
 
 def _experts(config: Config) -> MoeSpec:
@@ -36,7 +37,7 @@ def _experts(config: Config) -> MoeSpec:
 
 _MLP = "model.layers.{i}.mlp."
 _KEYS = (
-    *(*DECODER, HIDDEN_ACT, *BIASES),
+    *(*DECODER, HIDDEN_ACT, Key("use_bias", False)),
     Key("moe_num_experts", 64, gguf="expert_count", gguf_default=64),
     Key("moe_k", 6, gguf="expert_used_count", gguf_default=6),
     Key("moe_num_shared_experts", 2, gguf="expert_shared_count", gguf_default=0),
@@ -54,9 +55,11 @@ FAMILIES = {
         table(_KEYS, num_key_value_heads=4, rms_norm_eps=1e-5, tie_word_embeddings=True, rope_theta=5e5),
         aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
         names={
+            **ROUTED_NAMES,
             "router_bias": _MLP + "moe_statics.e_score_correction_bias",
-            **{f"shared.{name}": f"{_MLP}shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")},
+            "logits_bias": "lm_head.bias",
         },
+        constants=NO_EXPERT_BIASES,
         unused=("model.mtp_", "score."),
         interleaved=True,
         gguf="ernie4_5-moe",

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import BIASES, DECODER, Family, decoder, head_dim, num_layers, rope
+from foreword.models.families.base import (
+    DECODER,
+    WITH_BIASES,
+    Family,
+    decoder,
+    head_dim,
+    module_names,
+    num_layers,
+    rope,
+)
 from foreword.models.families.mamba import MAMBA, fused_mamba, mamba2
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, check_state, state_names
 from foreword.models.keys import Key, only, table
@@ -20,6 +30,10 @@ def falcon_h1(config: Config) -> DecoderSpec:
     """
     into, gates = config.positive("attention_in_multiplier"), _multipliers(config, "mlp_multipliers", 2)
     keys = config.positive("key_multiplier")
+    if into != 1 and config.get("attention_bias", bool):  # they would be divided by it
+        raise config.error(
+            f"attention_bias = True with attention_in_multiplier = {into} is not supported", USE_ITS_CONFIG
+        )
     mamba = LayerSpec(None, recurrent=_mamba2(config), has_mlp=False, mixer_scale=config.positive("ssm_out_multiplier"))
     attention = LayerSpec(
         rope(config), beside=True, mixer_scale=into * config.positive("attention_out_multiplier"), mlp_scale=gates[1]
@@ -41,7 +55,9 @@ def _mamba2(config: Config) -> RecurrentSpec:
     if config.get("mamba_rms_norm", bool):
         normed = "first" if config.get("mamba_norm_before_gate", bool) and not config.prefix else "last"
     scales = None if z == v == k == q == dt == 1 else (v, k, q, z, dt)
-    recurrent = mamba2(config, "mamba_d_ssm", normed, scales)
+    recurrent = replace(mamba2(config, "mamba_d_ssm", normed, scales), o_bias=config.get("projectors_bias", bool))
+    if (into := config.positive("ssm_in_multiplier")) != 1 and recurrent.in_bias:
+        raise config.error(f"mamba_proj_bias = True is not supported with a factor of {into}", USE_ITS_CONFIG)
     check_state(config, recurrent)
     return recurrent
 
@@ -58,7 +74,7 @@ _FACTORS = (
     *("attention_in_multiplier", "attention_out_multiplier"),
 )
 _KEYS = (
-    *(*DECODER, *BIASES, only("hidden_act", "silu", "swish"), only("projectors_bias", False)),
+    *(*DECODER, *WITH_BIASES, only("hidden_act", "silu", "swish"), Key("projectors_bias", False)),
     *(key for key in MAMBA if key.name != "mamba_inner"),
     Key("mamba_d_ssm", 1024, gguf="ssm.inner_size", kind=int),
     *(Key("mamba_rms_norm", False), Key("mamba_norm_before_gate", True)),
@@ -74,7 +90,7 @@ FAMILIES = {
             **state_names("mamba"),
             "mlp_norm": "model.layers.{i}.pre_ff_layernorm.weight",
             "final_norm": "model.final_layernorm.weight",
-            **{name: f"model.layers.{{i}}.feed_forward.{name}_proj.weight" for name in ("gate", "up", "down")},
+            **module_names("model.layers.{i}.feed_forward.", {name: f"{name}_proj" for name in ("gate", "up", "down")}),
         },
         fused=fused_mamba,
         gguf="falcon-h1",

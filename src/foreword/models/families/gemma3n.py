@@ -8,7 +8,7 @@ from statistics import NormalDist
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     ACTIVATIONS,
-    BIASES,
+    ATTENTION_BIAS,
     DECODER,
     WINDOWS,
     Family,
@@ -106,7 +106,7 @@ def _gguf_streams(spec: DecoderSpec) -> dict[str, Rows]:
 _STREAMS = {"stream_in": "altup_projections", "stream_out": "altup_unembed_projections"}
 _LAYER, _BLOCK = "model.layers.{i}.", "blk.{i}."
 _KEYS = (
-    *(*DECODER, *BIASES, *WINDOWS),
+    *(*DECODER, *ATTENTION_BIAS, *WINDOWS),
     Key("hidden_activation", "gelu_pytorch_tanh", tuple(ACTIVATIONS)),
     Key("intermediate_size", 16384, gguf="feed_forward_length", kind=object),
     Key("num_kv_shared_layers", 15, gguf="attention.shared_kv_layers", gguf_default=15),

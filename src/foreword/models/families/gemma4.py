@@ -9,7 +9,7 @@ from dataclasses import replace
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     ACTIVATIONS,
-    BIASES,
+    ATTENTION_BIAS,
     DECODER,
     WINDOWS,
     Family,
@@ -228,7 +228,7 @@ PER_LAYER_GGUF_NAMES = {
 }
 _MLP = ("gate", "up", "down")
 _KEYS = (
-    *(*DECODER, *BIASES, *WINDOWS),
+    *(*DECODER, *ATTENTION_BIAS, *WINDOWS),
     Key("hidden_activation", "gelu_pytorch_tanh", tuple(ACTIVATIONS)),
     Key("num_key_value_heads", 4, gguf="attention.head_count_kv", kind=object),
     Key("intermediate_size", 9216, gguf="feed_forward_length", kind=object),

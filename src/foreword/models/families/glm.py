@@ -10,7 +10,6 @@ from foreword.models.config import Config
 from foreword.models.families.base import (
     DECODER,
     HIDDEN_ACT,
-    MLP_BIAS,
     NEXT_TOKEN_HEADS,
     WINDOWS,
     Family,
@@ -71,7 +70,7 @@ def _fused(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 _LAYER = "model.layers.{i}."
 _KEYS = table(
-    (*DECODER, HIDDEN_ACT, PARTIAL_ROTARY, MLP_BIAS, Key("attention_bias", True)),
+    (*DECODER, HIDDEN_ACT, PARTIAL_ROTARY, Key("attention_bias", True)),
     num_key_value_heads=2,
     head_dim=128,
     rms_norm_eps=1.5625e-07,
@@ -96,7 +95,7 @@ FAMILIES = {
         "GLM 4.5 to 4.7, with experts",
         glm4_moe,
         table(
-            (*DECODER, HIDDEN_ACT, PARTIAL_ROTARY, MLP_BIAS, *ROUTED_EXPERTS, *NEXT_TOKEN_HEADS),
+            (*DECODER, HIDDEN_ACT, PARTIAL_ROTARY, *ROUTED_EXPERTS, *NEXT_TOKEN_HEADS),
             (Key("attention_bias", False), Key("use_qk_norm", False), only_in_gguf("expert_gating_func", 2, 0)),
             (Key("num_nextn_predict_layers", 1, kind=int), Key("num_mtp_layers", 1, kind=int)),
             num_key_value_heads=8,
@@ -121,7 +120,7 @@ FAMILIES = {
         solar_open,
         table(
             (key for key in DECODER if key.name != "intermediate_size"),
-            (HIDDEN_ACT, *ROUTED_EXPERTS, Key("attention_bias", False), MLP_BIAS),
+            (HIDDEN_ACT, *ROUTED_EXPERTS, Key("attention_bias", False)),
             [only("first_k_dense_replace", 0), only("use_qk_norm", False)],
             num_key_value_heads=8,
             head_dim=128,
@@ -143,7 +142,7 @@ FAMILIES = {
         "dots.llm1",
         dots1,
         table(
-            (*DECODER, HIDDEN_ACT, *ROUTED_EXPERTS, *WINDOWS, Key("attention_bias", False), MLP_BIAS),
+            (*DECODER, HIDDEN_ACT, *ROUTED_EXPERTS, *WINDOWS, Key("attention_bias", False)),
             [Key("sliding_window", 4096, gguf="attention.sliding_window", kind=int), Key("max_window_layers", 62)],
             [only_in_gguf("expert_gating_func", 2, 0)],
             n_group=1,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from foreword.models.config import Config
-from foreword.models.families.base import DECODER, HIDDEN_ACT, WITH_BIASES, Family, decoder, num_layers, rope
+from foreword.models.families.base import HIDDEN_ACT, LAYER_NORMED, WITH_BIASES, Family, decoder, num_layers, rope
 from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.rope import PARTIAL_ROTARY
 from foreword.models.spec import DecoderSpec, LayerSpec
@@ -17,8 +19,11 @@ def nemotron(config: Config) -> DecoderSpec:
 
 def stablelm(config: Config) -> DecoderSpec:
     layers = (LayerSpec(rope(config)),) * num_layers(config)
-    has_biases = config.get("use_qkv_bias", bool)
-    return decoder(config, "stablelm", layers, eps="layer_norm_eps", layer_norm=True, qkv_bias=has_biases)
+    own: dict[str, Any] = {
+        "qkv_bias": config.get("use_qkv_bias", bool),
+        "parallel_mlp": config.get("use_parallel_residual", bool),
+    }
+    return decoder(config, "stablelm", layers, eps="layer_norm_eps", layer_norm=True, **own)
 
 
 def jais2(config: Config) -> DecoderSpec:
@@ -27,10 +32,7 @@ def jais2(config: Config) -> DecoderSpec:
     return decoder(config, "jais2", layers, eps="layer_norm_eps", layer_norm=True, gated_mlp=False)
 
 
-_COMMON = (
-    *(key for key in DECODER if key.name not in ("rms_norm_eps", "*.use_parallel_residual")),
-    *(HIDDEN_ACT, PARTIAL_ROTARY, only_in_gguf("attention.layer_norm_rms_epsilon", None)),
-)
+_COMMON = (*(key for key in LAYER_NORMED if key.name != "*.use_parallel_residual"), *(HIDDEN_ACT, PARTIAL_ROTARY))
 FAMILIES = {
     "nemotron": Family(
         "Nemotron (Minitron)",
@@ -52,7 +54,7 @@ FAMILIES = {
             _COMMON,
             [Key("use_qkv_bias", False), only("qk_layernorm", False)],
             [Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon")],
-            [only("use_parallel_residual", False, gguf="use_parallel_residual")],
+            [Key("use_parallel_residual", False, gguf="use_parallel_residual", gguf_default=False)],
             num_key_value_heads=32,
             partial_rotary_factor=0.25,
         ),
@@ -62,9 +64,8 @@ FAMILIES = {
         "Jais 2",
         jais2,
         table(
-            (key for key in DECODER if key.name != "rms_norm_eps"),
+            LAYER_NORMED,
             [HIDDEN_ACT, *WITH_BIASES, Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon")],
-            [only_in_gguf("attention.layer_norm_rms_epsilon", None)],
             hidden_act="relu2",
             attention_bias=True,
             mlp_bias=True,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import BIASES, DECODER, EXPERTS, Family, Rows, decoder, experts, num_layers, rope
-from foreword.models.families.states import mixed_layers
+from foreword.models.families.base import DECODER, EXPERTS, Family, Rows, decoder, experts, num_layers, rope
+from foreword.models.families.states import mixed_layers, stacked
 from foreword.models.keys import Key, only, table
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec, LayerSpec
@@ -59,14 +59,14 @@ def _layers(config: Config) -> tuple[LayerSpec, ...]:
     else:
         attends = [i in listed or config.value("full_attn_idxs") is None for i in range(count)]
     kernel, size = config.size("conv_L_cache", most=1 << 8), config.size("hidden_size")
-    conv = RecurrentSpec("short_conv", 1, 1, 0, size, kernel)
+    has_bias = config.get("conv_bias", bool)
+    conv = RecurrentSpec("short_conv", 1, 1, 0, size, kernel, conv_bias=has_bias, in_bias=has_bias, o_bias=has_bias)
     return mixed_layers(config, attends, None if all(attends) else conv, rope(config))
 
 
 def _fused(spec: DecoderSpec) -> Mapping[str, Rows]:
     """Return the rows of in_proj, which stacks the numbers that are written, the gate, and the values."""
-    d = spec.hidden_size
-    return {f"state.{name}": Rows("in_proj", i * d, (i + 1) * d) for i, name in enumerate(("beta", "z", "v"))}
+    return stacked("in_proj", [(name, spec.hidden_size) for name in ("beta", "z", "v")])
 
 
 _LAYER, _MLP = "model.layers.{i}.", "model.layers.{i}.feed_forward."
@@ -79,6 +79,9 @@ _NAMES = {
     "in_proj": _LAYER + "conv.in_proj.weight",
     "state.conv": _LAYER + "conv.conv.weight",
     "state.o": _LAYER + "conv.out_proj.weight",
+    "in_proj_bias": _LAYER + "conv.in_proj.bias",
+    "state.conv_bias": _LAYER + "conv.conv.bias",
+    "state.o_bias": _LAYER + "conv.out_proj.bias",
     **{name: f"{_MLP}{part}.weight" for name, part in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
 }
 _NAMES_IN_GGUF = {
@@ -89,11 +92,11 @@ _NAMES_IN_GGUF = {
 }
 _DEFAULTS = {"tie_word_embeddings": True, "rope_theta": 1e6}
 _COMMON = (
-    *(*DECODER, *BIASES),
+    *DECODER,
     Key("norm_eps", 1e-5, gguf="attention.layer_norm_rms_epsilon", gguf_default=1e-5),
     Key("num_key_value_heads", 8, gguf="attention.head_count_kv", kind=object),
     Key("conv_L_cache", 3, gguf="shortconv.l_cache", gguf_default=3),
-    only("conv_bias", False),
+    Key("conv_bias", False),
     *(Key("layer_types"), Key("full_attn_idxs")),
 )
 _LFM2 = (Key("block_auto_adjust_ff_dim", True), *(Key("block_ffn_dim_multiplier", 1.0), Key("block_multiple_of", 256)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
-    BIASES,
     CAUSAL_OR_NOT,
     DECODER,
     HIDDEN_ACT,
@@ -33,7 +32,9 @@ def llama(config: Config) -> DecoderSpec:
 
 
 def internlm3(config: Config) -> DecoderSpec:
-    """Return the spec of InternLM 3 and of IQuest-Coder, which are Llama."""
+    """Return the spec of InternLM 3 and of IQuest-Coder, which are Llama. Either all products have biases, or none."""
+    if (has_bias := config.get("mlp_bias", bool)) != config.get("attention_bias", bool):
+        raise config.refused("mlp_bias", has_bias)
     return decoder(config, "llama", (LayerSpec(rope(config)),) * num_layers(config))
 
 
@@ -103,7 +104,7 @@ def smollm3(config: Config) -> DecoderSpec:
 
 _WINDOW = "*.attention.sliding_window"
 _MIXTRAL = "model.layers.{i}.block_sparse_moe."
-_COMMON = (*DECODER, HIDDEN_ACT, *BIASES)
+_COMMON = (*DECODER, HIDDEN_ACT)
 _BIASED = (*DECODER, HIDDEN_ACT, *WITH_BIASES)
 _CWM_ROPE = {
     "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -121,11 +122,12 @@ FAMILIES = {
         "InternLM 3",
         internlm3,
         table(
-            [*_BIASED, only("qkv_bias", False), only("bias", False)],
+            [*_BIASED, Key("attention_bias", False, own="qkv_bias"), Key("mlp_bias", False, own="bias")],
             num_key_value_heads=2,
             head_dim=128,
             rms_norm_eps=1e-5,
         ),
+        shared_gguf="llama",
     ),
     "iquestcoder": Family(
         "IQuest-Coder",
@@ -136,12 +138,14 @@ FAMILIES = {
             head_dim=128,
             rms_norm_eps=1e-5,
         ),
+        shared_gguf="llama",
     ),
     "mistral": Family(
         "Mistral",
         mistral,
         table(_COMMON, WINDOWS, num_key_value_heads=8, sliding_window=4096),
         unused=("score.", "vision_tower.", "multi_modal_projector."),
+        shared_gguf="llama",
     ),
     "ministral": Family(
         "Ministral (2024)", ministral, table(_COMMON, WINDOWS, num_key_value_heads=8, sliding_window=4096)
@@ -176,6 +180,7 @@ FAMILIES = {
             "experts.down": _MIXTRAL + "experts.{e}.w2.weight",
             "experts.up": _MIXTRAL + "experts.{e}.w3.weight",
         },
+        shared_gguf="llama",
     ),
     "ernie4_5": Family(
         "ERNIE 4.5",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
-    BIASES,
+    ATTENTION_BIAS,
     DECODER,
     HIDDEN_ACT,
     Family,
@@ -80,7 +80,7 @@ def _sparse(config: Config, moe: MoeSpec, count: int) -> list[MoeSpec | None]:
 
 _FEED = "model.layers.{i}.feed_forward."
 _KEYS = (
-    *(*DECODER, *BIASES, HIDDEN_ACT),
+    *(*DECODER, *ATTENTION_BIAS, HIDDEN_ACT),
     only_in_gguf("attention.sliding_window", None),
     *(only_in_gguf("attention.sliding_window_pattern", 4), only_in_gguf("rope.freq_base_swa", None)),
     Key("intermediate_size_mlp", 16384, gguf="feed_forward_length"),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import ATTENTION_BIAS, DECODER, Family, Rows, decoder, num_layers, rope
+from foreword.models.families.base import DECODER, WITH_BIASES, Family, Rows, decoder, module_names, num_layers, rope
 from foreword.models.families.states import mixed_layers, recurrent_of, stacked, state_names
 from foreword.models.keys import Key, only, table
 from foreword.models.recurrent import Normed, RecurrentSpec, Scales
@@ -34,6 +34,8 @@ def mamba2(
         conv_bias=config.get("mamba_conv_bias", bool),
         normed=normed,
         scales=scales,
+        in_bias=config.get("mamba_proj_bias", bool),
+        o_bias=config.get("mamba_proj_bias", bool),
     )
     if recurrent.num_values != inner:
         expected = f"{width or 'mamba_expand * hidden_size'} = {inner}"
@@ -65,7 +67,7 @@ MAMBA = (
     Key("mamba_d_state", 256, gguf="ssm.state_size"),
     Key("mamba_d_conv", 4, gguf="ssm.conv_kernel"),
     Key("mamba_conv_bias", True),
-    only("mamba_proj_bias", False),
+    Key("mamba_proj_bias", False),
     only("time_step_limit", [0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
 )
 """Keys of Mamba 2 layers."""
@@ -77,7 +79,7 @@ FAMILIES = {
         "Bamba: Mamba 2 and attention layers",
         bamba,
         table(
-            *((*DECODER, *ATTENTION_BIAS), MAMBA, _BAMBA),
+            *((*DECODER, *WITH_BIASES), MAMBA, _BAMBA),
             num_key_value_heads=8,
             rms_norm_eps=1e-5,
             partial_rotary_factor=0.5,
@@ -87,7 +89,7 @@ FAMILIES = {
             **state_names("mamba"),
             "mlp_norm": "model.layers.{i}.pre_ff_layernorm.weight",
             "final_norm": "model.final_layernorm.weight",
-            **{name: f"model.layers.{{i}}.feed_forward.{name}_proj.weight" for name in ("gate", "up", "down")},
+            **module_names("model.layers.{i}.feed_forward.", {name: f"{name}_proj" for name in ("gate", "up", "down")}),
         },
         fused=fused_mamba,
     )

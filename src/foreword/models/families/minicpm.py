@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from foreword.models.config import Config
-from foreword.models.families.base import BIASES, DECODER, HIDDEN_ACT, Family, decoder, num_layers, rope
+from foreword.models.families.base import DECODER, HIDDEN_ACT, Family, decoder, num_layers, rope
 from foreword.models.keys import Key, only, table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
@@ -33,7 +33,7 @@ def minicpm(config: Config) -> DecoderSpec:
 
 _RESIDUAL, _LOGITS = "*.residual_scale", "*.logit_scale"
 _KEYS = (
-    *(*DECODER, *BIASES, HIDDEN_ACT),
+    *(*DECODER, HIDDEN_ACT),
     Key("scale_emb", 1.0, gguf="embedding_scale", gguf_default=_EMBEDDING),
     *(Key("scale_depth", 1.0), Key("dim_model_base", 1)),
     *(Key(name, gguf=name.removeprefix("*."), kind=float) for name in (_RESIDUAL, _LOGITS)),

@@ -7,17 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import (
-    BIASES,
-    DECODER,
-    HIDDEN_ACT,
-    WINDOWS,
-    Family,
-    decoder,
-    num_layers,
-    rope,
-    same_window,
-)
+from foreword.models.families.base import DECODER, HIDDEN_ACT, WINDOWS, Family, decoder, num_layers, rope, same_window
 from foreword.models.keys import Key, table
 from foreword.models.rope import rope_parameters
 from foreword.models.spec import DecoderSpec, LayerSpec, QueryGrowth
@@ -70,7 +60,7 @@ FAMILIES = {
         "Ministral 3",
         ministral3,
         table(
-            *(DECODER, BIASES, WINDOWS, [HIDDEN_ACT]),
+            *(DECODER, WINDOWS, [HIDDEN_ACT]),
             [Key(_GGUF_GROWTH, gguf=_GGUF_GROWTH[2:], kind=float), Key(_GGUF_LENGTH, gguf=_GGUF_LENGTH[2:], kind=int)],
             num_key_value_heads=8,
             head_dim=128,

@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import DECODER, Family, check_groups, decoder, num_layers, rope
+from foreword.models.families.base import (
+    DECODER,
+    NO_EXPERT_BIASES,
+    Family,
+    check_groups,
+    decoder,
+    module_names,
+    num_layers,
+    rope,
+)
 from foreword.models.families.deepseek import LOCAL_ROUTED
 from foreword.models.families.mamba import fused_mamba
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, check_state, state_names
@@ -40,6 +49,8 @@ def nemotron_h(config: Config) -> DecoderSpec:
         value_dim=max(1, inner // heads),
         conv_kernel=config.size("conv_kernel", most=1 << 8),
         conv_bias=config.get("use_conv_bias", bool),
+        in_bias=config.get("use_bias", bool),
+        o_bias=config.get("use_bias", bool),
         least_step=0.0 if config.prefix else config.get("time_step_min", float),  # llama.cpp has none
     )
     check_state(config, recurrent)
@@ -61,6 +72,9 @@ def nemotron_h(config: Config) -> DecoderSpec:
         eps="layer_norm_epsilon",
         intermediate_size=_width(config),
         gated_mlp=False,
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=config.get("mlp_bias", bool),
     )
 
 
@@ -81,6 +95,8 @@ def _experts(config: Config) -> MoeSpec:
         latent_size=0 if config.value("moe_latent_size") is None else config.size("moe_latent_size"),
     )
     check_groups(config, moe)
+    if moe.latent_size and config.get("mlp_bias", bool):
+        raise config.error("mlp_bias = True with moe_latent_size is not supported", USE_ITS_CONFIG)
     return moe
 
 
@@ -117,13 +133,13 @@ _NAMES = {
     "final_norm": "backbone.norm_f.weight",
     "embed": "backbone.embeddings.weight",
     **dict.fromkeys(("attn_norm", "mlp_norm"), _LAYER + "norm.weight"),
-    **{name: f"{_LAYER}mixer.{name}_proj.weight" for name in ("q", "k", "v", "o", "up", "down")},
+    **module_names(_LAYER + "mixer.", {name: f"{name}_proj" for name in ("q", "k", "v", "o", "up", "down")}),
     "router": _LAYER + "mixer.gate.weight",
     "router_bias": _LAYER + "mixer.gate.e_score_correction_bias",
     "latent_in": _LAYER + "mixer.fc1_latent_proj.weight",
     "latent_out": _LAYER + "mixer.fc2_latent_proj.weight",
     **{f"experts.{name}": f"{_LAYER}mixer.experts.{{e}}.{name}_proj.weight" for name in ("up", "down")},
-    **{f"shared.{name}": f"{_LAYER}mixer.shared_experts.{name}_proj.weight" for name in ("up", "down")},
+    **module_names(_LAYER + "mixer.shared_experts.", {f"shared.{name}": f"{name}_proj" for name in ("up", "down")}),
 }
 _OF_EXPERTS = (
     Key("n_routed_experts", 8, gguf="expert_count", kind=int),
@@ -145,7 +161,7 @@ _KEYS = (
     *(key for key in DECODER if key.name not in ("num_hidden_layers", "rms_norm_eps")),
     *(*_OF_EXPERTS, Key("expand", kind=int)),
     Key("num_hidden_layers", gguf="block_count", kind=int),
-    *(only(name, False) for name in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias")),
+    *(Key("mlp_bias", False), Key("use_bias", False), only("mamba_proj_bias", False)),
     Key("num_key_value_heads", 8, gguf="attention.head_count_kv", kind=object),
     Key("intermediate_size", 21504, gguf="feed_forward_length", kind=object),
     Key("layer_norm_epsilon", 1e-5, gguf="attention.layer_norm_rms_epsilon", gguf_default=1e-5),
@@ -176,6 +192,7 @@ FAMILIES = {
         aliases=_ALIASES,
         names=_NAMES,
         fused=fused_mamba,
+        constants=NO_EXPERT_BIASES,
         unused=("score.", "mtp."),
         gguf="nemotron_h",
         more_gguf=("nemotron_h_moe",),

@@ -10,7 +10,6 @@ from typing import Any
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     ATTENTION_BIAS,
-    BIASES,
     DECODER,
     EXPERTS,
     HIDDEN_ACT,
@@ -133,7 +132,7 @@ FAMILIES = {
         "EXAONE 4",
         exaone4,
         table(
-            (*_COMMON, *BIASES, *WINDOWS),
+            (*_COMMON, *WINDOWS),
             [Key("sliding_window", 4096, gguf="attention.sliding_window", kind=int)],
             [Key("sliding_window_pattern", 4, gguf="attention.sliding_window_pattern", gguf_default=4, kind=object)],
             rms_norm_eps=1e-5,

@@ -8,14 +8,15 @@ from dataclasses import replace
 from foreword.models.config import Config
 from foreword.models.families.base import (
     ATTENTION_BIAS,
-    BIASES,
     DECODER,
     EXPERTS,
     HIDDEN_ACT,
     LOCAL_EXPERTS,
+    NO_EXPERT_BIASES,
     SHARED_EXPERT,
     SPARSE_LAYERS,
     WINDOWS,
+    WITH_BIASES,
     Family,
     check_groups,
     decoder,
@@ -144,6 +145,7 @@ FAMILIES = {
             "mlp_norm": _LAYER + "pre_mlp_layernorm.weight",
             "post_mlp_norm": _LAYER + "post_mlp_layernorm.weight",
         },
+        constants={"attn_gate_bias": 0.0},
         gguf="afmoe",
         gguf_names={"attn_gate": "blk.{i}.attn_gate.weight"},
     ),
@@ -151,7 +153,7 @@ FAMILIES = {
         "K-EXAONE",
         exaone_moe,
         table(
-            (*DECODER, HIDDEN_ACT, *BIASES, *WINDOWS, *routed_keys(_EXAONE)),
+            (*DECODER, HIDDEN_ACT, *WINDOWS, *routed_keys(_EXAONE)),
             [Key("sliding_window", 4096, kind=int), Key("sliding_window_pattern", 4, kind=object)],
             [Key("mlp_layer_types")],
             num_key_value_heads=32,
@@ -175,6 +177,7 @@ FAMILIES = {
         table(
             (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *routed_keys(_HUNYUAN, *_GROUPS, "first_k_dense_replace"), _NORMED),
             [Key("mlp_layer_types"), only("enable_moe_fp32_combine", True, False)],
+            [Key("mlp_bias", False)],
             num_key_value_heads=8,
             head_dim=128,
             rms_norm_eps=1e-5,
@@ -187,6 +190,7 @@ FAMILIES = {
         ),
         aliases=LOCAL_EXPERTS,
         names={**ROUTED_NAMES, "router_bias": _MLP + "e_score_correction_bias"},
+        constants=NO_EXPERT_BIASES,
         renamed={
             ".mlp.router.gate.": ".mlp.gate.",
             ".mlp.expert_bias": ".mlp.e_score_correction_bias",
@@ -230,10 +234,11 @@ FAMILIES = {
         "Aria, its decoder",
         aria,
         table(
-            (*DECODER, *ATTENTION_BIAS, only("hidden_act", "silu", "swish")),
+            (*DECODER, *WITH_BIASES, only("hidden_act", "silu", "swish")),
             [Key("moe_num_experts", 8), Key("moe_topk", 2), Key("moe_num_shared_experts", 2)],
         ),
         names={**ROUTED_NAMES, "router": _MLP + "router.weight"},
+        constants=NO_EXPERT_BIASES,
         renamed={
             ".mlp.experts.fc1.weight": ".mlp.experts.gate_up_proj",
             ".mlp.experts.fc2.weight": ".mlp.experts.down_proj",

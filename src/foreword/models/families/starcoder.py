@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from foreword.models.config import Config
-from foreword.models.families.base import DECODER, HIDDEN_ACT, WINDOWS, Family, decoder, num_layers, rope, same_window
-from foreword.models.keys import Key, only, only_in_gguf, table
+from foreword.models.families.base import (
+    HIDDEN_ACT,
+    LAYER_NORMED,
+    WINDOWS,
+    Family,
+    decoder,
+    num_layers,
+    rope,
+    same_window,
+)
+from foreword.models.keys import Key, table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -19,13 +28,9 @@ FAMILIES = {
         "StarCoder 2",
         starcoder2,
         table(
-            (key for key in DECODER if key.name != "rms_norm_eps"),
+            LAYER_NORMED,
             [HIDDEN_ACT, *WINDOWS, Key("use_bias", True)],
-            [only("attention_bias", False), only("mlp_bias", False)],
-            [
-                Key("norm_epsilon", 1e-5, gguf="attention.layer_norm_epsilon"),
-                only_in_gguf("attention.layer_norm_rms_epsilon", None),
-            ],
+            [Key("norm_epsilon", 1e-5, gguf="attention.layer_norm_epsilon")],
             num_key_value_heads=2,
             tie_word_embeddings=True,
             hidden_act="gelu_pytorch_tanh",

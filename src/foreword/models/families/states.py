@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import Rows, num_layers
-from foreword.models.recurrent import RecurrentSpec
+from foreword.models.recurrent import RecurrentSpec, in_bias_of
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
 
 
@@ -39,11 +39,13 @@ def recurrent_of(spec: DecoderSpec) -> RecurrentSpec:
 
 
 def stacked(source: str, sizes: list[tuple[str, int]], *, repeats: bool = False) -> dict[str, Rows]:
-    """Return weights of a recurrent layer with these numbers of rows, in this order in ``source``."""
+    """Return weights of a recurrent layer with these numbers of rows, in this order in ``source``, and their biases."""
     ends = [sum(size for _, size in sizes[: i + 1]) for i in range(len(sizes))]
     period = ends[-1] if repeats else None
     return {
-        f"state.{name}": Rows(source, end - size, end, period) for (name, size), end in zip(sizes, ends, strict=True)
+        f"state.{own}": Rows(tensor, end - size, end, period)
+        for (name, size), end in zip(sizes, ends, strict=True)
+        for own, tensor in ((name, source), (in_bias_of(name), source + "_bias"))
     }
 
 
@@ -59,6 +61,8 @@ def state_names(module: str, model: str = "model") -> dict[str, str]:
         "state.skip": layer + "D",
         "state.norm": layer + "norm.weight",
         "state.o": layer + "out_proj.weight",
+        "state.o_bias": layer + "out_proj.bias",
+        "in_proj_bias": layer + "in_proj.bias",
         **{name: f"{layer}{name}.weight" for name in projections},
     }
 

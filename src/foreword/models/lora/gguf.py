@@ -23,10 +23,11 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
         if (kind := gguf.get(key, str, "")) != expected:
             raise ModelError(f"{path}: {key} is {kind!r:.80}, not {expected!r}. Give a LoRA adapter")
     architecture = gguf.get("general.architecture", str)
-    if (spec.state_size and not family.gguf) or family.is_scaled_in_gguf:
-        fix = "Use the adapter's PEFT directory"
-        raise ModelError(f"{path}: GGUF adapters for {spec.architecture!r} models are not supported. {fix}")
-    if architecture not in (family.gguf or family.shared_gguf, *family.more_gguf):
+    own = family.gguf or family.shared_gguf
+    if own is None or family.is_scaled_in_gguf:
+        reason = f"is for the architecture {architecture!r:.80}, and GGUF adapters for {spec.architecture!r} models"
+        raise ModelError(f"{path}: {reason} are not supported. Use the adapter's PEFT directory")
+    if architecture not in (own, *family.more_gguf):
         reason = f"is for the architecture {architecture!r:.80}, the model is {spec.architecture!r}"
         raise ModelError(f"{path}: {reason}. Use an adapter that was made for this model")
     if "adapter.alora.invocation_tokens" in gguf.metadata:

@@ -22,7 +22,7 @@ _READ = {
 _WITHOUT_EFFECT = {
     "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout",
     "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
-    "layers_pattern", "runtime_config", "ephemeral_gpu_offload", "ensure_weight_tying",
+    "fan_in_fan_out", "layers_pattern", "runtime_config", "ephemeral_gpu_offload", "ensure_weight_tying",
 }  # fmt: skip
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to start training that change the base model's weights too."""

@@ -1,0 +1,311 @@
+"""GPT-2 and its successors: LayerNorm, an MLP without a gate, and biases; learned positions or a rotary embedding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.families.base import (
+    HIDDEN_ACT,
+    LAYER_NORMED,
+    LEARNED_POSITIONS,
+    MAX_WINDOW,
+    Family,
+    Rows,
+    by_head,
+    decoder,
+    fused_rows,
+    module_names,
+    num_layers,
+    rope,
+)
+from foreword.models.keys import Key, only, table
+from foreword.models.rope import rope_parameters, rope_spec
+from foreword.models.spec import DecoderSpec, LayerSpec
+
+_BIASED = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
+
+
+def gpt_neox(config: Config) -> DecoderSpec:
+    """Return the spec of GPT-NeoX and Pythia, whose attention and MLP may read the same input, each with its norm."""
+    is_parallel, has_biases = config.get("use_parallel_residual", bool), config.get("attention_bias", bool)
+    biases = {"qkv_bias": has_biases, "o_bias": has_biases, "mlp_bias": True}
+    layers = (LayerSpec(rope(config)),) * num_layers(config)
+    return _decoder(config, "gptneox", layers, parallel_mlp=is_parallel, parallel_norm=is_parallel, **biases)
+
+
+def gptj(config: Config) -> DecoderSpec:
+    """Return the spec of GPT-J and CodeGen, whose attention and MLP read the same input. The head has a bias."""
+    dim = config.size("hidden_size") // config.size("num_attention_heads")
+    rotary = config.size("rotary_dim", dim)
+    if rotary > dim or rotary % 2:
+        raise config.error(f"rotary_dim = {rotary} is not an even number of the {dim} of a head", USE_ITS_CONFIG)
+    layers = (LayerSpec(rope_spec(config, rotary, rope_parameters(config))),) * num_layers(config)
+    return _decoder(config, "gptj", layers, parallel_mlp=True, mlp_bias=True, logits_bias=True)
+
+
+def codegen(config: Config) -> DecoderSpec:
+    if (heads := config.size("num_attention_heads")) % _PARTS:
+        raise config.error(f"{heads} heads are not a multiple of {_PARTS}", USE_ITS_CONFIG)
+    return gptj(config)
+
+
+def gpt2(config: Config) -> DecoderSpec:
+    layers = (LayerSpec(None),) * num_layers(config)
+    return _decoder(config, "gpt2", layers, **_scale(config), **_learned(config), **_BIASED)
+
+
+def gpt_bigcode(config: Config) -> DecoderSpec:
+    """Return the spec of StarCoder and SantaCoder: a GPT-2 with one head of keys and values."""
+    layers, heads = (LayerSpec(None),) * num_layers(config), config.size("num_attention_heads")
+    kv_heads = 1 if config.get("multi_query", bool) else heads
+    given = config.size("num_key_value_heads", kv_heads)
+    if not config.prefix and given != kv_heads:
+        raise config.refused("num_key_value_heads", given)
+    own = {"num_kv_heads": given, **_scale(config), **_learned(config)}
+    return _decoder(config, "starcoder", layers, **own, **_BIASED)
+
+
+def gpt_neo(config: Config) -> DecoderSpec:
+    """Return the spec of GPT-Neo: ``attention_types`` lists which layers have a window, and scores have no scale."""
+    kinds = _kinds(config, num_layers(config))
+    window = config.size("window_size", most=MAX_WINDOW)
+    layers = tuple(LayerSpec(None, window if kind == "local" else None) for kind in kinds)
+    biases = {"o_bias": True, "mlp_bias": True}
+    return _decoder(config, "gpt_neo", layers, query_scale=1.0, **_learned(config), **biases)
+
+
+def _kinds(config: Config, count: int) -> list[str]:
+    """Return the kind of each layer: kinds that repeat so many times, one such list after the other."""
+    listed = config.sequence("attention_types")
+    if config.value("attention_types") is None:
+        listed = [[["global", "local"], 12]]
+    kinds: list[str] = []
+    for item in listed:
+        match item:
+            case [[*names], int(times)] if {*names} <= {"global", "local"} and 0 <= times <= count:
+                kinds += names * times
+            case _:
+                kinds = []
+                break
+    if len(kinds) != count:
+        reason = f"attention_types {listed!r:.80} are not the kinds global and local of {count} layers"
+        raise config.error(reason, USE_ITS_CONFIG)
+    if (given := config.value("attention_layers")) not in (None, kinds):  # which follow from the types
+        raise config.refused("attention_layers", given)
+    return kinds
+
+
+def opt(config: Config) -> DecoderSpec:
+    layers, has_biases = (LayerSpec(None),) * num_layers(config), config.get("enable_bias", bool)
+    size = config.size("hidden_size")
+    if config.size("word_embed_proj_dim", size) != size:
+        raise config.refused("word_embed_proj_dim", config.value("word_embed_proj_dim"))
+    own = {**_learned(config), **dict.fromkeys(_BIASED, has_biases)}
+    return decoder(config, "opt", layers, layer_norm=True, gated_mlp=False, norm_eps=_FIXED_EPS, **own)
+
+
+def biogpt(config: Config) -> DecoderSpec:
+    layers = (LayerSpec(None),) * num_layers(config)
+    scale = math.sqrt(config.size("hidden_size")) if config.get("scale_embedding", bool) else 1.0
+    config.value("layer_norm_eps")  # which the reference does not compute with
+    own = {"embedding_scale": scale, **_learned(config), **_BIASED}
+    return decoder(config, "biogpt", layers, layer_norm=True, gated_mlp=False, norm_eps=_FIXED_EPS, **own)
+
+
+def _decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **own: Any) -> DecoderSpec:
+    """Return a spec whose MLP is four times as wide as the residual stream, if the config does not say how wide."""
+    inner = config.size("intermediate_size", 4 * config.size("hidden_size"))
+    own |= {"layer_norm": True, "gated_mlp": False, "intermediate_size": inner}
+    return decoder(config, architecture, layers, eps="layer_norm_eps", **own)
+
+
+def _learned(config: Config) -> dict[str, Any]:
+    count = config.size("max_position_embeddings")
+    return {"num_positions": count, "max_model_len": count}
+
+
+def _scale(config: Config) -> dict[str, Any]:
+    return {} if config.get("scale_attn_weights", bool) else {"query_scale": 1.0}
+
+
+def _of_each_head(spec: DecoderSpec) -> Mapping[str, Rows]:
+    """Return the rows of one tensor that has queries, keys and values of one head after the other."""
+    return by_head(*((name, spec.head_dim) for name in "qkv"))
+
+
+def _of_parts(spec: DecoderSpec) -> Mapping[str, Rows]:
+    """Return the rows of one tensor that has queries, values and keys of a quarter of the heads after the other."""
+    return by_head(*((name, spec.num_heads * spec.head_dim // _PARTS) for name in "qvk"))
+
+
+def _bigcode_rows(spec: DecoderSpec) -> Mapping[str, Rows]:
+    return fused_rows(spec) if spec.num_kv_heads == 1 else _of_each_head(spec)
+
+
+def _shifted(spec: DecoderSpec) -> Mapping[str, Rows]:
+    """Return the rows of positions in a table whose first two rows are of no position."""
+    return {"positions": Rows("position_table", 2, 2 + spec.num_positions)}
+
+
+_PARTS = 4
+_FIXED_EPS = 1e-5
+_EPS = Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon")
+_OWN_EPS = Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon", own="layer_norm_epsilon")
+_GPT = (
+    _OWN_EPS,
+    Key("hidden_size", gguf="embedding_length", own="n_embd"),
+    Key("num_hidden_layers", gguf="block_count", own="n_layer"),
+    Key("num_attention_heads", gguf="attention.head_count", own="n_head"),
+    Key("max_position_embeddings", gguf="context_length", own="n_positions"),
+    Key("intermediate_size", gguf="feed_forward_length", own="n_inner"),
+    Key("hidden_act", HIDDEN_ACT.default, HIDDEN_ACT.values, own="activation_function"),
+)
+"""The keys that GPT-2, GPT-J and others have other names for."""
+_GPTJ = (
+    Key("rotary_dim", 64),
+    *(only("rope_theta", 10000.0), only("rope_scaling", None), only("rope_parameters", None)),
+)
+_LAYER, _BLOCK = "gpt_neox.layers.{i}.", "transformer.h.{i}."
+_GPT_NAMES = module_names(
+    _BLOCK,
+    {"attn_norm": "ln_1", "mlp_norm": "ln_2", "qkv": "attn.c_attn", "o": "attn.c_proj", "up": "mlp.c_fc",
+     "down": "mlp.c_proj"},
+    {"embed": "transformer.wte", "positions": "transformer.wpe", "final_norm": "transformer.ln_f"},
+)  # fmt: skip
+_GPTJ_NAMES = module_names(
+    _BLOCK,
+    {"attn_norm": "ln_1", "qkv": "attn.qkv_proj", "o": "attn.out_proj", "up": "mlp.fc_in", "down": "mlp.fc_out",
+     **{name: f"attn.{name}_proj" for name in "qkv"}},
+    {"embed": "transformer.wte", "final_norm": "transformer.ln_f", "lm_head": "lm_head"},
+) | {"logits_bias": "lm_head.bias"}  # fmt: skip
+_FC = {"mlp_norm": "final_layer_norm", "attn_norm": "self_attn_layer_norm", "o": "self_attn.out_proj", "up": "fc1",
+       "down": "fc2", **{name: f"self_attn.{name}_proj" for name in "qkv"}}  # fmt: skip
+_IN_GGUF = {"positions": "position_embd.weight"}
+_NO_CROSS = only("add_cross_attention", False)
+FAMILIES = {
+    "gpt_neox": Family(
+        "GPT-NeoX, Pythia",
+        gpt_neox,
+        table(
+            *(LAYER_NORMED, [HIDDEN_ACT, _EPS, Key("attention_bias", True), only("is_decoder", False, True)]),
+            [
+                Key("partial_rotary_factor", 0.25, own="rotary_pct"),
+                Key("rope_theta", 10000.0, gguf="rope.freq_base", gguf_default=10000.0, own="rotary_emb_base"),
+                Key("use_parallel_residual", True, gguf="use_parallel_residual"),
+            ],
+            hidden_act="gelu",
+        ),
+        names=module_names(
+            _LAYER,
+            {
+                "attn_norm": "input_layernorm",
+                "mlp_norm": "post_attention_layernorm",
+                "o": "attention.dense",
+                "qkv": "attention.query_key_value",
+                "up": "mlp.dense_h_to_4h",
+                "down": "mlp.dense_4h_to_h",
+            },
+            {"embed": "gpt_neox.embed_in", "final_norm": "gpt_neox.final_layer_norm"},
+        ),
+        renamed={"embed_out.": "lm_head."},
+        fused=_of_each_head,
+        gguf="gptneox",
+        gguf_fused=fused_rows,
+    ),
+    "gptj": Family(
+        "GPT-J", gptj, table(LAYER_NORMED, _GPT, _GPTJ, hidden_act="gelu_new"), names=_GPTJ_NAMES, interleaved=True
+    ),
+    "codegen": Family(
+        "CodeGen",
+        codegen,
+        table(LAYER_NORMED, _GPT, _GPTJ, hidden_act="gelu_new"),
+        names=_GPTJ_NAMES,
+        fused=_of_parts,
+        interleaved=True,
+    ),
+    "gpt2": Family(
+        "GPT-2",
+        gpt2,
+        table(
+            *(LEARNED_POSITIONS, _GPT, [_NO_CROSS, Key("scale_attn_weights", True)]),
+            [only("scale_attn_by_inverse_layer_idx", False)],
+            hidden_act="gelu_new",
+            tie_word_embeddings=True,
+        ),
+        names=_GPT_NAMES,
+        transposed=(".c_attn.weight", ".c_proj.weight", ".c_fc.weight"),
+        fused=fused_rows,
+        gguf="gpt2",
+        gguf_names=_IN_GGUF,
+    ),
+    "gpt_bigcode": Family(
+        "StarCoder, SantaCoder",
+        gpt_bigcode,
+        table(
+            *(LEARNED_POSITIONS, _GPT, [_NO_CROSS, Key("scale_attn_weights", True), Key("multi_query", True)]),
+            hidden_act="gelu_pytorch_tanh",
+            tie_word_embeddings=True,
+        ),
+        names=_GPT_NAMES,
+        fused=_bigcode_rows,
+        gguf="starcoder",
+        gguf_names=_IN_GGUF,
+        gguf_fused=fused_rows,
+    ),
+    "gpt_neo": Family(
+        "GPT-Neo, TinyStories",
+        gpt_neo,
+        table(
+            *(LEARNED_POSITIONS, [Key("window_size", 256), Key("attention_types"), Key("attention_layers"), _OWN_EPS]),
+            [Key("num_hidden_layers", own="num_layers"), Key("num_attention_heads", own="num_heads")],
+            [Key("hidden_act", "gelu_new", HIDDEN_ACT.values, own="activation_function")],
+            tie_word_embeddings=True,
+        ),
+        names=_GPT_NAMES
+        | module_names(_BLOCK + "attn.attention.", {"o": "out_proj", **{name: f"{name}_proj" for name in "qkv"}}),
+    ),
+    "opt": Family(
+        "OPT",
+        opt,
+        table(
+            *(LEARNED_POSITIONS, [only("do_layer_norm_before", True), only("_remove_final_layer_norm", False)]),
+            [only("layer_norm_elementwise_affine", True), Key("enable_bias", True)],
+            [Key("word_embed_proj_dim", kind=int), Key("intermediate_size", own="ffn_dim")],
+            [Key("hidden_act", "relu", HIDDEN_ACT.values, own="activation_function")],
+            tie_word_embeddings=True,
+        ),
+        names=module_names(
+            "model.decoder.layers.{i}.",
+            _FC,
+            {
+                "embed": "model.decoder.embed_tokens",
+                "position_table": "model.decoder.embed_positions",
+                "final_norm": "model.decoder.final_layer_norm",
+            },
+        ),
+        fused=_shifted,
+    ),
+    "biogpt": Family(
+        "BioGPT",
+        biogpt,
+        table(
+            *(LEARNED_POSITIONS, [HIDDEN_ACT, Key("scale_embedding", True), Key("layer_norm_eps", 1e-12)]),
+            hidden_act="gelu",
+            tie_word_embeddings=True,
+        ),
+        names=module_names(
+            "biogpt.layers.{i}.",
+            _FC,
+            {
+                "embed": "biogpt.embed_tokens",
+                "position_table": "biogpt.embed_positions",
+                "final_norm": "biogpt.layer_norm",
+                "lm_head": "output_projection",
+            },
+        ),
+        fused=_shifted,
+    ),
+}
