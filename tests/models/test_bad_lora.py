@@ -220,6 +220,18 @@ def test_recurrent_layers_are_not_changed(tmp_path):
         tmp_path / "adapter.gguf", *gguf_parts(TINY_MODEL["config"], random_factors(TINY_MODEL["shapes"]))
     )
     refused(hybrid, gguf, "is for the architecture 'llama', the model is 'qwen3_next'")
-    bamba = load_model(make(tmp_path / "bamba", "bamba"))
-    reason = "is for the architecture 'llama', and GGUF adapters for 'bamba' models are not supported"
-    refused(bamba, gguf, reason, "PEFT directory")
+
+
+@pytest.mark.parametrize(("name", "architecture"), [("bamba", "bamba"), ("cwm", "cwm"), ("opt", "opt")])
+def test_a_gguf_adapter_is_refused_if_llama_cpp_has_no_architecture_for_the_model(tmp_path, name, architecture):
+    path = gguf(tmp_path)
+    reason = f"is for the architecture 'llama', and GGUF adapters for {architecture!r} models are not supported"
+    refused(load_model(make(tmp_path / name, name)), path, reason, "PEFT directory")
+
+
+@pytest.mark.parametrize("name", ["mistral", "internlm3"])
+def test_a_gguf_adapter_of_llama_is_taken_for_families_whose_gguf_files_are_of_llama(tmp_path, name):
+    model = load_model(make(tmp_path, name))
+    tiny = TINY[name]
+    parts = gguf_parts(tiny["config"], random_factors(tiny["shapes"]))
+    assert read_lora(gguf_writer.write(tmp_path / "adapter.gguf", *parts), model.spec, model.family).pairs
