@@ -7,7 +7,7 @@ from kernel_reference import SPECS, random_blocks, random_weights, rope, tiny_sp
 
 from foreword import _native
 from foreword.models.quants import Quant
-from foreword.models.spec import LayerSpec, weight_names
+from foreword.models.spec import LayerSpec, MoeSpec, weight_names
 
 SPEC = tiny_spec(layers=(LayerSpec(rope(16)), LayerSpec(rope(16), 200)))
 WEIGHTS = random_weights(SPEC)
@@ -72,6 +72,16 @@ def test_chunks_do_not_change_a_bit_of_large_products(weight_format, hidden_size
     spec = tiny_spec(hidden_size=hidden_size, intermediate_size=intermediate_size, layers=(LayerSpec(rope(16)),))
     options = {"spec": spec, "weights": random_weights(spec), "weight_format": weight_format, "isa": isa}
     assert_same_bits(whole, ([150], [40, 41, 69], [100, 33, 17]), **options)
+
+
+@every_isa
+@pytest.mark.parametrize("weight_format", ["bf16", "int8", "q4"])
+def test_chunks_do_not_change_a_bit_of_layers_whose_mlps_differ_in_width(weight_format, isa):
+    """None is as wide as whole blocks, and the numbers of one layer are where another has the rest of its last one."""
+    moe = MoeSpec(4, 2, 34, shared_intermediate_size=68)
+    spec = tiny_spec(intermediate_size=61, layers=(LayerSpec(rope(16)), LayerSpec(rope(16), moe=moe)) * 2)
+    options = {"spec": spec, "weights": random_weights(spec), "weight_format": weight_format, "isa": isa}
+    assert_same_bits([1] * 40, ([40], [5, 1, 34]), **options)
 
 
 @every_isa
