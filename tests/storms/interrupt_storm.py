@@ -310,7 +310,7 @@ def main() -> int:
                 continue
             start = time.perf_counter()
             tally = storm(mode, scheduling, options.runs, catalogue, engine=options.engine, trace=options.trace)
-            failed |= bool(tally.violations)
+            failed |= bool(tally.violations) or tally.num_injected == 0
             num_failed = sum(map(len, tally.violations.values()))
             tally.report()
             print(

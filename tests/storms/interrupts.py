@@ -16,6 +16,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import foreword
+from foreword.engine import planner_thread
 
 SRC = str(Path(foreword.__file__).parent)
 PLANNER_LOOP = str(Path(SRC) / "engine" / "planner_thread.py")
@@ -96,12 +97,18 @@ def traced(lines: Lines) -> Iterator[None]:
 
 @contextlib.contextmanager
 def traced_planner(lines: Lines) -> Iterator[None]:
-    """Threads that start in the block run under the trace function."""
-    threading.settrace(lines)
+    """Planner threads that start in the block run under the trace function: `threading.settrace` misses them."""
+    serve = planner_thread._serve
+
+    def traced_serve(*queues: Any) -> None:
+        sys.settrace(lines)
+        serve(*queues)
+
+    planner_thread._serve = traced_serve
     try:
         yield
     finally:
-        threading.settrace(None)  # type: ignore[arg-type]
+        planner_thread._serve = serve
 
 
 def runs_foreword(frame: FrameType | None) -> bool:
