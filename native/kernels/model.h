@@ -147,7 +147,7 @@ struct Layer {
   Vector q_scales = nullptr, k_scales = nullptr;  // for all heads, after the rotary embedding
   Vector sinks = nullptr;  // for all heads
   Linear qkv, o;  // in a recurrent layer: all projections of its input, and the output projection
-  Vector input_bias = nullptr;  // of a row of qkv, of all tokens at once
+  Vector input_bias = nullptr;  // added to a row of qkv, of all tokens at once
   bool gated = false;  // qkv has one part more, the gate of the attention's output
   bool writes = true;  // qkv has keys; otherwise the layer reads those that another one wrote to its group and slot
   int v_part = 2;      // the part of qkv with values, or keys if these are the values too
