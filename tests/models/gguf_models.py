@@ -214,7 +214,8 @@ def interleave(tensor, head_dim, rotated=None):
 
 def usual(config):
     """The configuration with the usual names of keys that its family has other names for."""
-    own = {key.own: key.name for key in FAMILIES[config["model_type"]].keys.values() if key.own}
+    family = FAMILIES.get(config["model_type"])  # none for a decoder beside an encoder
+    own = family.other_names if family else {}
     return {own.get(name, name): value for name, value in config.items()}
 
 

@@ -14,7 +14,7 @@ LOGITS = "tests/models/test_families.py"
 FILE = '''"""Llama by another name."""
 
 from foreword.models.config import Config
-from foreword.models.families.base import BIASES, DECODER, HIDDEN_ACT, Family, decoder, num_layers, rope
+from foreword.models.families.base import DECODER, HIDDEN_ACT, Family, decoder, num_layers, rope
 from foreword.models.keys import table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
@@ -23,7 +23,7 @@ def dummy(config: Config) -> DecoderSpec:
     return decoder(config, "llama", (LayerSpec(rope(config)),) * num_layers(config))
 
 
-FAMILIES = {"dummy": Family("Dummy", dummy, table((*DECODER, HIDDEN_ACT, *BIASES)))}
+FAMILIES = {"dummy": Family("Dummy", dummy, table((*DECODER, HIDDEN_ACT)))}
 '''
 
 

@@ -79,6 +79,7 @@ FAMILIES = {
             [Key("hidden_act", "gelu", HIDDEN_ACT.values, own="activation")],
             tie_word_embeddings=True,
         ),
+        aliases={"n_embed": "hidden_size"},
         names=module_names(
             _LAYER,
             {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm", "o": "self_attention.dense",
