@@ -101,7 +101,8 @@ def quality(
     formats: Annotated[str, typer.Option(help="Pairs weight_format/kv_format, separated by commas.")] = ",".join(
         "/".join(pair) for pair in quality_bench.FORMATS
     ),
-    num_tokens: Annotated[int, typer.Option(min=2, max=1_000_000, help="Tokens that are read.")] = 1200,
+    num_texts: Annotated[int, typer.Option(min=1, max=1_000_000, help="Parts of the text that are read.")] = 8,
+    num_tokens: Annotated[int, typer.Option(min=2, max=1_000_000, help="Tokens of each part.")] = 800,
     text: Annotated[
         Path | None, typer.Option(help="A file; default: documentation of the Python in use.", show_default=False)
     ] = None,
@@ -121,17 +122,21 @@ def quality(
         pairs.append((weight_format, kv_format))
     show(
         chain.from_iterable(
-            quality_bench.run(model, formats=pairs, num_tokens=num_tokens, num_threads=num_threads, **given)
+            quality_bench.run(
+                model, formats=pairs, num_texts=num_texts, num_tokens=num_tokens, num_threads=num_threads, **given
+            )
             for model in models or ["smollm2"]
         ),
         lambda r: (
             f"{r.model:<20}{r.weight_format + '/' + r.kv_format:<12}{r.perplexity:>11.3f}{100 * r.change:>+9.2f}%"
+            f"{100 * r.error:>7.2f}%"
             f"{r.mean_change:>10.4f}{r.largest_change:>9.2f}{100 * r.same_tokens:>12.1f}%"
         ),
         as_json=as_json,
         header=[
-            f"{'':32}{'':>11}{'':>10}{'change of log p':>19}{'same best':>13}",
-            f"{'model':<20}{'formats':<12}{'perplexity':>11}{'change':>10}{'mean':>10}{'largest':>9}{'token':>13}",
+            f"{'':32}{'':>11}{'':>10}{'standard':>8}{'change of log p':>19}{'same best':>13}",
+            f"{'model':<20}{'formats':<12}{'perplexity':>11}{'change':>10}{'error':>8}{'mean':>10}{'largest':>9}"
+            f"{'token':>13}",
         ],
     )
 

@@ -82,7 +82,7 @@ def test_numbers_of_requests_are_positive_integers_separated_by_commas(monkeypat
 def test_quality_is_held_to_float32(tmp_path, smollm2_path):
     text = tmp_path / "text"
     text.write_text("The harbour of Easthaven lies at the mouth of the river, where ships load grain and timber.\n" * 3)
-    options = ("--text", str(text), "--num-tokens", "40", "--json", "--num-threads", "1")
+    options = ("--text", str(text), "--num-texts", "2", "--num-tokens", "20", "--json", "--num-threads", "1")
     lines = [
         json.loads(line)
         for line in bench("quality", str(smollm2_path), "--formats", "auto/int8", *options).splitlines()
@@ -90,6 +90,7 @@ def test_quality_is_held_to_float32(tmp_path, smollm2_path):
     exact, short = lines
     assert [exact[name] for name in ("change", "mean_change", "largest_change", "same_tokens")] == [0, 0, 0, 1]
     assert 0 < short["mean_change"] < short["largest_change"] < 1
+    assert exact["error"] == 0 < short["error"]
     assert short["perplexity"] / exact["perplexity"] - 1 == pytest.approx(short["change"])
     assert short["same_tokens"] > 0.9
     with pytest.raises(ConfigError, match="give a longer text"):

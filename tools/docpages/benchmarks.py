@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -251,7 +251,7 @@ def _quality(run: Run) -> tuple[Sequence[str], list[Sequence[str]]]:
     models = list(dict.fromkeys(row["model"] for row in run.results))
     cells = {
         (f"{row['weight_format']}, {row['kv_format']}", row["model"]): (
-            f"{100 * row['change']:+.2f} %, {row['mean_change']:.3f}, {100 * row['same_tokens']:.1f} %"
+            f"{100 * row['change']:+.2f}{_error(row)} %, {row['mean_change']:.3f}, {100 * row['same_tokens']:.1f} %"
         )
         for row in run.results
     }
@@ -259,6 +259,11 @@ def _quality(run: Run) -> tuple[Sequence[str], list[Sequence[str]]]:
     return ("weights, cache", *(f"`{model}`" for model in models)), [
         (pair, *(cells.get((pair, model), NONE) for model in models)) for pair in pairs
     ]
+
+
+def _error(row: Mapping[str, Any]) -> str:
+    """Return the standard error of a change, which runs of one text do not have."""
+    return f" ± {100 * row['error']:.2f}" if "error" in row else ""
 
 
 def _families(run: Run) -> tuple[Sequence[str], list[Sequence[str]]]:
