@@ -203,7 +203,7 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     spec = family.read(config)
     if not (spec.is_causal and has_logits(config)):
         spec = spec.changed(has_logits=False)
-    elif spec.tie_embeddings and has_own_head(tensors, family):
+    elif spec.tie_embeddings and has_own_head(folder, tensors, family):
         spec = spec.changed(tie_embeddings=False)
     beside = read_sentence_transformer(folder, spec.hidden_size)
     if beside.max_text_len is not None and beside.max_text_len <= spec.max_model_len:

@@ -180,9 +180,9 @@ def _fused_rows(
     return {name: rows for name, rows in fused_rows(spec).items() if rows.name in found}
 
 
-def has_own_head(tensors: Mapping[str, Tensor], family: Family) -> bool:
+def has_own_head(path: Path, tensors: Mapping[str, Tensor], family: Family) -> bool:
     """Return whether safetensors hold a matrix of logits other than the embedding, whatever the configuration says."""
-    names = {**SAFETENSORS_NAMES, **family.names}
+    names, tensors = {**SAFETENSORS_NAMES, **family.names}, _renamed(path, tensors, family.renamed)
     head, embed = (tensors.get(names[name]) for name in ("lm_head", "embed"))
     if head is None or embed is None:
         return False

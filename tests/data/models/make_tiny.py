@@ -382,6 +382,10 @@ MODELS = {
         **GPT_SIZES, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, rope_parameters=ROPE
     ),
     "nanochat": transformers.NanoChatConfig(**SIZES, final_logit_softcapping=2.0, rope_parameters=ROPE),
+    "nanochat-yarn": transformers.NanoChatConfig(
+        **SIZES, rms_norm_eps=0.1,
+        rope_parameters={**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    ),
     "cohere2-moe": transformers.Cohere2MoeConfig(
         **SIZES, head_dim=12, num_experts=4, num_experts_per_tok=2, num_shared_experts=1, logit_scale=0.3,
         sliding_window=7, first_k_dense_replace=1, prefix_dense_intermediate_size=24, rope_parameters=ROPE,

@@ -367,6 +367,13 @@ def rope(config: Config, layer_type: str = "") -> RopeSpec:
     return rope_spec(config, head_dim(config), rope_parameters(config, layer_type))
 
 
+def normed_after_rotation(rotary: RopeSpec, eps: float) -> LayerSpec:
+    """Return a layer whose rotated queries and keys have norms without weights, as such norms before the rotation: the
+    scale of the rotation has no effect, but in their eps.
+    """
+    return LayerSpec(replace(rotary, scale=1.0), unit_qk_eps=eps / rotary.scale**2)
+
+
 def layers_of(config: Config, kind: str, rule: Callable[[int], bool]) -> list[bool]:
     """Return whether each layer is of a kind and not full_attention: from ``layer_types`` if present, else by a
     rule.

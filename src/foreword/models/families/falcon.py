@@ -78,6 +78,7 @@ FAMILIES = {
             [Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon", own="layer_norm_epsilon")],
             [Key("hidden_act", "gelu", HIDDEN_ACT.values, own="activation")],
             tie_word_embeddings=True,
+            max_position_embeddings=2048,
         ),
         aliases={"n_embed": "hidden_size"},
         names=module_names(

@@ -47,8 +47,9 @@ def gptj(config: Config) -> DecoderSpec:
 
 
 def codegen(config: Config) -> DecoderSpec:
-    if (heads := config.size("num_attention_heads")) % _PARTS:
-        raise config.error(f"{heads} heads are not a multiple of {_PARTS}", USE_ITS_CONFIG)
+    key = "num_attention_heads"
+    if (heads := config.size(key)) % _PARTS:
+        raise config.error(f"{config.label(key)} = {heads} is not a multiple of {_PARTS}", USE_ITS_CONFIG)
     return gptj(config)
 
 

@@ -14,6 +14,7 @@ from foreword.models.families.base import (
     check_groups,
     decoder,
     head_dim,
+    normed_after_rotation,
     num_layers,
     rope,
 )
@@ -45,9 +46,7 @@ def hunyuan_moe(config: Config) -> DecoderSpec:
 
 
 def _layer(config: Config) -> LayerSpec:
-    """Return a layer. A norm after a rotation has no scale of the rotation left, but in its eps."""
-    rotary = rope(_stretched(config))
-    return LayerSpec(replace(rotary, scale=1.0), unit_qk_eps=config.positive("rms_norm_eps") / rotary.scale**2)
+    return normed_after_rotation(rope(_stretched(config)), config.positive("rms_norm_eps"))
 
 
 def _decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...]) -> DecoderSpec:

@@ -6,18 +6,26 @@ from dataclasses import replace
 from typing import Any
 
 from foreword.models.config import Config
-from foreword.models.families.base import ATTENTION_BIAS, DECODER, HIDDEN_ACT, Family, decoder, num_layers, rope
+from foreword.models.families.base import (
+    ATTENTION_BIAS,
+    DECODER,
+    HIDDEN_ACT,
+    Family,
+    decoder,
+    normed_after_rotation,
+    num_layers,
+    rope,
+)
 from foreword.models.families.gemma import cap
 from foreword.models.keys import Key, table
-from foreword.models.spec import DecoderSpec, LayerSpec
+from foreword.models.spec import DecoderSpec
 
 
 def nanochat(config: Config) -> DecoderSpec:
-    """Return a spec whose heads rotate backwards. Norms before the rotation are equal to norms after it."""
+    """Return a spec whose heads rotate backwards, with norms after the rotation."""
     of_model = rope(config)
-    rotary = replace(of_model, inv_freq=tuple(-f for f in of_model.inv_freq))
-    eps = config.positive("rms_norm_eps")
-    layers = (LayerSpec(rotary, unit_qk_eps=eps),) * num_layers(config)
+    backwards = replace(of_model, inv_freq=tuple(-f for f in of_model.inv_freq))
+    layers = (normed_after_rotation(backwards, config.positive("rms_norm_eps")),) * num_layers(config)
     own: dict[str, Any] = {
         "embed_norm": True,
         "gated_mlp": False,
