@@ -77,6 +77,7 @@ LAYER_NORMED = (
     only_in_gguf("attention.layer_norm_rms_epsilon", None),
 )
 """The keys of decoders whose norms are LayerNorm."""
+LAYER_NORM_EPS = Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon")
 _NOT_ROTARY = ("rope.freq_base", ROTARY_DIM.removeprefix("*."))
 LEARNED_POSITIONS = (
     *(key for key in LAYER_NORMED if key not in ROPE_KEYS),

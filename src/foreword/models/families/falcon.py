@@ -11,12 +11,12 @@ from foreword.models.families.base import (
     LAYER_NORMED,
     Family,
     by_head,
-    decoder,
     fused_rows,
     module_names,
     num_layers,
     rope,
 )
+from foreword.models.families.gpt import OWN_EPS, gpt_decoder
 from foreword.models.keys import Key, only, table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
@@ -30,11 +30,9 @@ def falcon(config: Config) -> DecoderSpec:
     if not is_new and config.get("multi_query", bool) and not config.prefix:
         kv_heads = 1
     has_bias, layers = config.get("bias", bool), (LayerSpec(rope(config)),) * num_layers(config)
-    inner = config.size("intermediate_size", 4 * config.size("hidden_size"))
     own: dict[str, Any] = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), has_bias)
-    own |= {"num_kv_heads": kv_heads, "intermediate_size": inner, "layer_norm": True, "gated_mlp": False}
     own |= {"parallel_mlp": config.get("parallel_attn", bool), "parallel_norm": _num_norms(config, is_new) == 2}
-    return decoder(config, "falcon", layers, eps="layer_norm_eps", **own)
+    return gpt_decoder(config, "falcon", layers, num_kv_heads=kv_heads, **own)
 
 
 def _num_norms(config: Config, is_new: bool) -> int:
@@ -75,8 +73,7 @@ FAMILIES = {
             [Key("multi_query", True), Key("new_decoder_architecture", False), Key(_NORMS, kind=int)],
             [Key("num_key_value_heads", gguf="attention.head_count_kv", own="num_kv_heads")],
             [Key("intermediate_size", gguf="feed_forward_length", own="ffn_hidden_size")],
-            [Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon", own="layer_norm_epsilon")],
-            [Key("hidden_act", "gelu", HIDDEN_ACT.values, own="activation")],
+            [OWN_EPS, Key("hidden_act", "gelu", HIDDEN_ACT.values, own="activation")],
             tie_word_embeddings=True,
             max_position_embeddings=2048,
         ),

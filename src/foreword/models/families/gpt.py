@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     HIDDEN_ACT,
+    LAYER_NORM_EPS,
     LAYER_NORMED,
     LEARNED_POSITIONS,
     MAX_WINDOW,
@@ -33,7 +35,7 @@ def gpt_neox(config: Config) -> DecoderSpec:
     is_parallel, has_biases = config.get("use_parallel_residual", bool), config.get("attention_bias", bool)
     biases = {"qkv_bias": has_biases, "o_bias": has_biases, "mlp_bias": True}
     layers = (LayerSpec(rope(config)),) * num_layers(config)
-    return _decoder(config, "gptneox", layers, parallel_mlp=is_parallel, parallel_norm=is_parallel, **biases)
+    return gpt_decoder(config, "gptneox", layers, parallel_mlp=is_parallel, parallel_norm=is_parallel, **biases)
 
 
 def gptj(config: Config) -> DecoderSpec:
@@ -43,7 +45,7 @@ def gptj(config: Config) -> DecoderSpec:
     if rotary > dim or rotary % 2:
         raise config.error(f"rotary_dim = {rotary} is not an even number of the {dim} of a head", USE_ITS_CONFIG)
     layers = (LayerSpec(rope_spec(config, rotary, rope_parameters(config))),) * num_layers(config)
-    return _decoder(config, "gptj", layers, parallel_mlp=True, mlp_bias=True, logits_bias=True)
+    return gpt_decoder(config, "gptj", layers, parallel_mlp=True, mlp_bias=True, logits_bias=True)
 
 
 def codegen(config: Config) -> DecoderSpec:
@@ -55,7 +57,7 @@ def codegen(config: Config) -> DecoderSpec:
 
 def gpt2(config: Config) -> DecoderSpec:
     layers = (LayerSpec(None),) * num_layers(config)
-    return _decoder(config, "gpt2", layers, **_scale(config), **_learned(config), **_BIASED)
+    return gpt_decoder(config, "gpt2", layers, **_scale(config), **_learned(config), **_BIASED)
 
 
 def gpt_bigcode(config: Config) -> DecoderSpec:
@@ -66,7 +68,7 @@ def gpt_bigcode(config: Config) -> DecoderSpec:
     if not config.prefix and given != kv_heads:
         raise config.refused("num_key_value_heads", given)
     own = {"num_kv_heads": given, **_scale(config), **_learned(config)}
-    return _decoder(config, "starcoder", layers, **own, **_BIASED)
+    return gpt_decoder(config, "starcoder", layers, **own, **_BIASED)
 
 
 def gpt_neo(config: Config) -> DecoderSpec:
@@ -75,7 +77,7 @@ def gpt_neo(config: Config) -> DecoderSpec:
     window = config.size("window_size", most=MAX_WINDOW)
     layers = tuple(LayerSpec(None, window if kind == "local" else None) for kind in kinds)
     biases = {"o_bias": True, "mlp_bias": True}
-    return _decoder(config, "gpt_neo", layers, query_scale=1.0, **_learned(config), **biases)
+    return gpt_decoder(config, "gpt_neo", layers, query_scale=1.0, **_learned(config), **biases)
 
 
 def _kinds(config: Config, count: int) -> list[str]:
@@ -116,7 +118,7 @@ def biogpt(config: Config) -> DecoderSpec:
     return decoder(config, "biogpt", layers, layer_norm=True, gated_mlp=False, norm_eps=_FIXED_EPS, **own)
 
 
-def _decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **own: Any) -> DecoderSpec:
+def gpt_decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **own: Any) -> DecoderSpec:
     """Return a spec whose MLP is four times as wide as the residual stream, if the config does not say how wide."""
     inner = config.size("intermediate_size", 4 * config.size("hidden_size"))
     own |= {"layer_norm": True, "gated_mlp": False, "intermediate_size": inner}
@@ -153,10 +155,9 @@ def _shifted(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 _PARTS = 4
 _FIXED_EPS = 1e-5
-_EPS = Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon")
-_OWN_EPS = Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon", own="layer_norm_epsilon")
+OWN_EPS = replace(LAYER_NORM_EPS, own="layer_norm_epsilon")
 _GPT = (
-    _OWN_EPS,
+    OWN_EPS,
     Key("hidden_size", gguf="embedding_length", own="n_embd"),
     Key("num_hidden_layers", gguf="block_count", own="n_layer"),
     Key("num_attention_heads", gguf="attention.head_count", own="n_head"),
@@ -191,7 +192,7 @@ FAMILIES = {
         "GPT-NeoX, Pythia",
         gpt_neox,
         table(
-            *(LAYER_NORMED, [HIDDEN_ACT, _EPS, Key("attention_bias", True), only("is_decoder", False, True)]),
+            *(LAYER_NORMED, [HIDDEN_ACT, LAYER_NORM_EPS, Key("attention_bias", True), only("is_decoder", False, True)]),
             [
                 Key("partial_rotary_factor", 0.25, own="rotary_pct"),
                 Key("rope_theta", 10000.0, gguf="rope.freq_base", gguf_default=10000.0, own="rotary_emb_base"),
@@ -260,7 +261,7 @@ FAMILIES = {
         "GPT-Neo, TinyStories",
         gpt_neo,
         table(
-            *(LEARNED_POSITIONS, [Key("window_size", 256), Key("attention_types"), Key("attention_layers"), _OWN_EPS]),
+            *(LEARNED_POSITIONS, [Key("window_size", 256), Key("attention_types"), Key("attention_layers"), OWN_EPS]),
             [Key("num_hidden_layers", own="num_layers"), Key("num_attention_heads", own="num_heads")],
             [Key("hidden_act", "gelu_new", HIDDEN_ACT.values, own="activation_function")],
             tie_word_embeddings=True,

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from foreword.models.config import Config
-from foreword.models.families.base import HIDDEN_ACT, LAYER_NORMED, WITH_BIASES, Family, decoder, num_layers, rope
+from foreword.models.families.base import (
+    HIDDEN_ACT,
+    LAYER_NORM_EPS,
+    LAYER_NORMED,
+    WITH_BIASES,
+    Family,
+    decoder,
+    num_layers,
+    rope,
+)
 from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.rope import PARTIAL_ROTARY
 from foreword.models.spec import DecoderSpec, LayerSpec
@@ -53,7 +62,7 @@ FAMILIES = {
         table(
             _COMMON,
             [Key("use_qkv_bias", False), only("qk_layernorm", False)],
-            [Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon")],
+            [LAYER_NORM_EPS],
             [Key("use_parallel_residual", False, gguf="use_parallel_residual", gguf_default=False)],
             num_key_value_heads=32,
             partial_rotary_factor=0.25,
@@ -65,7 +74,7 @@ FAMILIES = {
         jais2,
         table(
             LAYER_NORMED,
-            [HIDDEN_ACT, *WITH_BIASES, Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon")],
+            [HIDDEN_ACT, *WITH_BIASES, LAYER_NORM_EPS],
             hidden_act="relu2",
             attention_bias=True,
             mlp_bias=True,

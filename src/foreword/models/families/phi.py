@@ -8,6 +8,7 @@ from foreword.models.config import Config
 from foreword.models.families.base import (
     DECODER,
     HIDDEN_ACT,
+    LAYER_NORM_EPS,
     LAYER_NORMED,
     WINDOWS,
     Family,
@@ -18,7 +19,7 @@ from foreword.models.families.base import (
     rope,
     same_window,
 )
-from foreword.models.keys import Key, only, table
+from foreword.models.keys import only, table
 from foreword.models.rope import PARTIAL_ROTARY, rope_parameters
 from foreword.models.spec import DecoderSpec, LayerSpec
 
@@ -47,7 +48,7 @@ FAMILIES = {
         phi,
         table(
             *(LAYER_NORMED, [HIDDEN_ACT, PARTIAL_ROTARY, only("qk_layernorm", False)]),
-            [Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon")],
+            [LAYER_NORM_EPS],
             hidden_act="gelu_new",
             partial_rotary_factor=0.5,
         ),
