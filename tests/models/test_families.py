@@ -182,7 +182,7 @@ def older(config):
     if "full_attention" in parameters:
         config["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
         parameters = parameters["full_attention"]
-    config["rope_theta"] = parameters["rope_theta"]
+    config[FAMILIES[config["model_type"]].keys["rope_theta"].label] = parameters["rope_theta"]
     scaling = {key: value for key, value in parameters.items() if key not in ("rope_theta", "rope_type")}
     config["rope_scaling"] = {"type": parameters["rope_type"], **scaling} if scaling else None
     return config

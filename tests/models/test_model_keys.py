@@ -117,6 +117,25 @@ def test_another_name_of_a_key_is_followed_as_by_the_reference_or_refused(model_
     assert got == want or f"{alias} = {other!r} is not supported" in got
 
 
+OWN = [(model_type, key) for model_type, family in FAMILIES.items() for key in family.keys.values() if key.own]
+
+
+@pytest.mark.parametrize(("model_type", "key"), OWN, ids=lambda value: getattr(value, "own", value))
+def test_the_usual_name_of_a_key_has_an_effect_only_where_it_has_one_in_the_reference(model_type, key):
+    reference = REFERENCE["families"][model_type]
+    assert key.is_alias == (reference["aliases"].get(key.name) == key.own)
+    if key.is_alias or key.name in reference["defaults"]:
+        return
+    config, value = base(model_type), {"relu": "silu"}.get(key.default, "relu") if key.name == "hidden_act" else 0.125
+    given = config.get(key.own) or key.default
+    if given is not None:
+        assert ALL[model_type].read(Config(PATH, config | {key.name: given})) == ALL[model_type].read(
+            Config(PATH, config)
+        )
+    with pytest.raises(ModelError, match=rf"{key.name} = .* no effect in the reference, which reads {key.own}\. Use"):
+        ALL[model_type].read(Config(PATH, config | {key.name: value}))
+
+
 def test_a_key_with_two_values_by_two_names_is_refused_with_both():
     config = base("ernie4_5_moe") | {"moe_k": 6, "num_experts_per_tok": 2}
     with pytest.raises(ModelError, match=r"^config\.json: num_experts_per_tok = 2, moe_k = 6\. Use"):

@@ -19,7 +19,8 @@ class Key:
 
     default: its value where a config.json lacks it; None: it is required, or follows from other keys.
     values: those that are computed; empty: the family reads the key and checks its value itself.
-    own: the name that a config.json of the family has for it; empty: ``name``, which it may have, too.
+    own: the name that a config.json of the family has for it; empty: ``name``.
+    is_alias: ``name`` may stand for ``own`` in a config.json; otherwise the reference does not read it there.
     gguf: its name in the metadata of a GGUF file, behind the architecture; empty: such files do not have it.
     gguf_default: its value where a GGUF file lacks it. kind: of its values, also where nothing reads them; object: any;
     None: that of the default, or any.
@@ -32,6 +33,7 @@ class Key:
     gguf_default: object = None
     kind: type | None = None
     own: str = ""
+    is_alias: bool = False
 
     @property
     def label(self) -> str:

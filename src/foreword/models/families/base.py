@@ -243,12 +243,24 @@ class Family:
         for a key with a value that the family does not compute.
         """
         config = replace(config, keys=self.keys)
-        config = config if config.prefix else config.with_usual_names(self.other_names)
+        if not config.prefix:
+            self._check_names(config)
+            config = config.with_usual_names(self.other_names)
         config.check()
         spec, longest = self.spec(config), config.size("max_position_embeddings")
         if spec.max_model_len >= longest:
             return spec
         return replace(spec, longer=self.spec(replace(config, served_length=longest)))
+
+    def _check_names(self, config: Config) -> None:
+        """Raise ModelError for a value under the usual name of a key, where its reference reads only the own name."""
+        for key in self.keys.values():
+            if not key.own or key.is_alias or (value := config.values.get(key.name)) is None:
+                continue
+            given = config.values.get(key.own)
+            if value != (key.default if given is None else given):
+                reason = f"{key.name} = {value!r:.80} has no effect in the reference, which reads {key.own}"
+                raise config.error(reason, USE_ITS_CONFIG)
 
 
 def decoder(

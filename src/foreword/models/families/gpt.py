@@ -158,10 +158,10 @@ _FIXED_EPS = 1e-5
 OWN_EPS = replace(LAYER_NORM_EPS, own="layer_norm_epsilon")
 _GPT = (
     OWN_EPS,
-    Key("hidden_size", gguf="embedding_length", own="n_embd"),
-    Key("num_hidden_layers", gguf="block_count", own="n_layer"),
-    Key("num_attention_heads", gguf="attention.head_count", own="n_head"),
-    Key("max_position_embeddings", gguf="context_length", own="n_positions"),
+    Key("hidden_size", gguf="embedding_length", own="n_embd", is_alias=True),
+    Key("num_hidden_layers", gguf="block_count", own="n_layer", is_alias=True),
+    Key("num_attention_heads", gguf="attention.head_count", own="n_head", is_alias=True),
+    Key("max_position_embeddings", gguf="context_length", own="n_positions", is_alias=True),
     Key("intermediate_size", gguf="feed_forward_length", own="n_inner"),
     Key("hidden_act", HIDDEN_ACT.default, HIDDEN_ACT.values, own="activation_function"),
 )
@@ -262,7 +262,10 @@ FAMILIES = {
         gpt_neo,
         table(
             *(LEARNED_POSITIONS, [Key("window_size", 256), Key("attention_types"), Key("attention_layers"), OWN_EPS]),
-            [Key("num_hidden_layers", own="num_layers"), Key("num_attention_heads", own="num_heads")],
+            [
+                Key("num_hidden_layers", own="num_layers", is_alias=True),
+                Key("num_attention_heads", own="num_heads", is_alias=True),
+            ],
             [Key("hidden_act", "gelu_new", HIDDEN_ACT.values, own="activation_function")],
             tie_word_embeddings=True,
         ),

@@ -121,12 +121,8 @@ FAMILIES = {
     "internlm3": Family(
         "InternLM 3",
         internlm3,
-        table(
-            [*_BIASED, Key("attention_bias", False, own="qkv_bias"), Key("mlp_bias", False, own="bias")],
-            num_key_value_heads=2,
-            head_dim=128,
-            rms_norm_eps=1e-5,
-        ),
+        table(_BIASED, num_key_value_heads=2, head_dim=128, rms_norm_eps=1e-5),
+        aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
         shared_gguf="llama",
     ),
     "iquestcoder": Family(
