@@ -11,6 +11,10 @@ def test_a_value_that_is_not_given_is_the_first_of_the_matrix():
     assert workflows.chosen_values(["verb=sglang"], MATRIX) == {"verb": "sglang", "python": "3.11"}
 
 
+def test_every_job_ends_after_a_time_of_its_own():
+    assert [name for name, job in workflows.jobs() if "timeout-minutes" not in job] == []
+
+
 @pytest.mark.parametrize(
     ("given", "matrix", "message"),
     [
