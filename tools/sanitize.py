@@ -2,8 +2,8 @@
 
     python tools/sanitize.py        or: make sanitize
 
-Builds with the cmake and ninja beside this Python and the system's compiler, in build/sanitize-*. Memory that is not
-freed is not reported: the interpreter frees much of its own at no time.
+Builds with the cmake and ninja beside this Python and the system's compiler, in build/sanitize-*, the kernels that this
+processor runs. Memory that is not freed is not reported: the interpreter frees much of its own at no time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from foreword import _native
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = Path(sys.executable).parent
@@ -37,6 +39,13 @@ SANITIZERS = {
         256,
     ),
 }
+# Level of the kernels → the option of the build that says whether the compiler has its instructions.
+OF_COMPILER = {
+    "avx2_vnni": "FOREWORD_COMPILER_HAS_AVX_VNNI",
+    "avx512_vnni": "FOREWORD_COMPILER_HAS_VNNI",
+    "avx512_bf16": "FOREWORD_COMPILER_HAS_BF16",
+    "avx512_amx": "FOREWORD_COMPILER_HAS_AMX",
+}
 TESTS = (
     "tests/kernels",
     *(f"tests/sampling/test_{name}.py" for name in ("native_rows", "token_counts", "sampler")),
@@ -57,11 +66,12 @@ DESELECTED = ("-m", "not model", "-k", "not long_context and not error_of_a_form
 
 
 def main() -> None:
+    left_out = {option: "0" for level, option in OF_COMPILER.items() if level not in _native.isa_levels()}
     for name, (sanitizers, library, options, most_growth) in SANITIZERS.items():
         print(f"{sanitizers}:", flush=True)
         folder = ROOT / "build" / f"sanitize-{name}"
         check_compiler(folder, sanitizers)
-        package = build(folder, FOREWORD_SANITIZE=sanitizers)
+        package = build(folder, FOREWORD_SANITIZE=sanitizers, **left_out)
         run(package, f"lib{library}", options, most_growth)
 
 
