@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 from foreword.batch import ContextParallel, KVGroup
@@ -14,7 +15,6 @@ from foreword.models.spec import DecoderSpec
 
 _SNAPSHOTS = 3
 """The snapshots of a request for which a pool has room if it can: one at each kind of position."""
-_MOST = 2**28
 
 
 def pool_size(
@@ -95,7 +95,7 @@ def pool_of(
     wanted = most * (own_states + drafted) if state_bytes else 0
     in_blocks = one if state_bytes else one + drafted + snapshots
     least = (1 + one) * block_bytes + own_states * state_bytes
-    num_blocks, most_states = config.num_blocks, _MOST
+    num_blocks, most_states = config.num_blocks, sys.maxsize
     if num_blocks is None:
         pool_bytes = default_pool_bytes(config, memory, least)
         if pool_bytes < least:
