@@ -589,7 +589,7 @@ class CpuModel {
         throw std::invalid_argument("attn_gate: all layers with attention have one, or none has");
       }
     }
-    if (layer.gated) parts.push_back(matrix(d, "attn_gate", heads, hidden));
+    if (layer.gated) parts.push_back(matrix(d, "attn_gate", c.head_gates ? c.num_heads : heads, hidden));
     layer.qkv = model_.make_linear(parts);
     std::vector<std::string> last(parts.size());
     last.back() = "attn_gate";

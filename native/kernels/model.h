@@ -148,7 +148,7 @@ struct Layer {
   Vector sinks = nullptr;  // for all heads
   Linear qkv, o;  // in a recurrent layer: all projections of its input, and the output projection
   Vector input_bias = nullptr;  // added to a row of qkv, of all tokens at once
-  bool gated = false;  // qkv has one part more, the gate of the attention's output
+  bool gated = false;  // qkv has one part more, the gates of the attention's output
   bool writes = true;  // qkv has keys; otherwise the layer reads those that another one wrote to its group and slot
   int v_part = 2;      // the part of qkv with values, or keys if these are the values too
   int heads = 0;       // index of the shape of its heads
@@ -217,6 +217,7 @@ struct ModelConfig {
   float attn_softcap, final_softcap;  // 0: none
   float gate_scale = 1.f, logit_scale = 1.f;  // gate_scale: of the input of `activation` in a gated MLP
   bool joint_qk_norm = false, layer_norm = false;
+  bool head_gates = false;  // a gate of attention is one number per head
   float gate_alpha = 0.f, gate_limit = 0.f;  // for a clamped gate in place of `activation`; limit 0: none
   LatentConfig latent = {};
 };

@@ -289,6 +289,7 @@ class CpuModel:
         logit_scale: float = 1.0,
         joint_qk_norm: bool = False,
         layer_norm: bool = False,
+        head_gates: bool = False,
         gate_alpha: float = 0.0,
         gate_limit: float = 0.0,
         latent: dict[str, int] = {},

@@ -33,8 +33,8 @@ DECODERS = {
         **SMALL, qk_norm=True, post_norms=True, attn_softcap=4.0, final_softcap=3.0, activation="gelu_tanh",
         layers=(LayerSpec(rope(16, 100.0), 6), LayerSpec(rope(16))),
     ),
-    "experts, biases, a gate, no rotation": tiny_spec(
-        **SMALL, qkv_bias=True, attn_gate=True, tie_embeddings=True,
+    "experts, biases, a gate per head, no rotation": tiny_spec(
+        **SMALL, qkv_bias=True, attn_gate=True, head_gates=True, tie_embeddings=True,
         layers=(LayerSpec(rope(12), moe=MoeSpec(3, 2, 16)), LayerSpec(None)),
     ),
     "chunks, growing queries": tiny_spec(

@@ -10,6 +10,7 @@ import pytest
 from engine_rig import run
 
 from foreword.batch import SamplingParams
+from foreword.cache import cache_group
 from foreword.cache.disk import DiskTier
 from foreword.engine import Engine, engine_config
 from foreword.executors.pool import batch_groups
@@ -121,11 +122,11 @@ def test_chunks_states_of_others_and_preemption_change_no_token(work):
     assert hits >= len(everyone)
     engine.close()
 
-    groups = batch_groups(work.model.spec, UNIT)
-    kept = [min(45, (group.sliding_window or 45) + UNIT) for group in groups]
-    least = sum(-(-n // UNIT) for group, n in zip(groups, kept, strict=True) if not group.recurrent)
+    groups = [cache_group(group) for group in batch_groups(work.model.spec, UNIT) if not group.recurrent]
+    chunk = 16 + engine_config({}).most_draft_tokens
+    least = 1 + sum(group.most_blocks(M, chunk) for group in groups)
     for caching in (False, True):
-        engine = work.engine(2 + 2 * least, max_num_batched_tokens=16, prefix_caching=caching)
+        engine = work.engine(least, max_num_batched_tokens=16, prefix_caching=caching)
         outputs = work.results(engine, everyone)
         assert {i: tokens(output) for i, output in outputs.items()} == alone
         assert any(output.metrics.num_preemptions for output in outputs.values())

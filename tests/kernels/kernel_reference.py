@@ -199,6 +199,7 @@ SPECS: dict[str, DecoderSpec] = {
     "embed_norm": tiny_spec(num_positions=2048, embed_norm=True, logits_bias=True, final_softcap=3.0, logit_scale=0.6),
     "logits_bias": tiny_spec(layer_norm=True, embed_norm=True, logits_bias=True, vocab_size=700),
     "gate_bias": tiny_spec(qkv_bias=True, o_bias=True, attn_gate=True),
+    "head_gates": tiny_spec(qkv_bias=True, attn_gate=True, head_gates=True),
     "latent_biases": tiny_spec(
         num_kv_heads=1,
         head_dim=28,
@@ -492,7 +493,8 @@ class Reference:
         e, sinks = np.exp(s - top), np.exp(sinks - top)
         a = np.einsum("hij,jhd->ihd", e / (e.sum(-1, keepdims=True) + sinks), v).reshape(n, -1)
         if spec.attn_gate:
-            a = a / (1 + np.exp(-h @ self._w(p + "attn_gate").T - self._bias(p + "attn_gate_bias", spec.qkv_bias)))
+            gates = 1 + np.exp(-h @ self._w(p + "attn_gate").T - self._bias(p + "attn_gate_bias", spec.qkv_bias))
+            a = a / np.repeat(gates, a.shape[1] // gates.shape[1], axis=1)
         return a @ self._w(p + "o").T + (self._w(p + "o_bias") if spec.o_bias else 0)
 
     def _latent_attention(self, p: str, layer: LayerSpec, mla: MlaSpec, h: Floats) -> Floats:

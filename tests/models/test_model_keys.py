@@ -29,6 +29,7 @@ PER_LAYER_TYPE = {
     "gemma3n_text",
     "gemma4_text",
     "gemma4_unified_text",
+    "lfm3",
     "mellum",
     "modernbert",
     "olmo3",

@@ -57,12 +57,13 @@ def is_number(value):
     return type(value) in (int, float)
 
 
+_OWN_ROTARY = ("mellum", "lfm3", "gemma4_text", "gemma4_unified_text", "gptj", "codegen")
 LISTS = {
     "mlp_only_layers": [[]],
     "moe_layers": [[]],
     ("llama4_text", "no_rope_layers"): [[]],
     **{(name, "rope_scaling"): [] for name in ("mellum", "gptj", "codegen")},
-    **{(name, "rope_parameters"): [] for name in ("mellum", "gemma4_text", "gemma4_unified_text", "gptj", "codegen")},
+    **{(name, "rope_parameters"): [] for name in _OWN_ROTARY},
     "full_attn_idxs": [[]],
     "rope_scaling": [{}],
     "rope_parameters": [{}],

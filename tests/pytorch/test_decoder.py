@@ -103,7 +103,7 @@ def specs(draw):
         **{
             name: draw(st.booleans())
             for name in (
-                *("tie_embeddings", "qkv_bias", "qk_norm", "attn_gate", "post_norms"),
+                *("tie_embeddings", "qkv_bias", "qk_norm", "attn_gate", "head_gates", "post_norms"),
                 *("embed_norm", "logits_bias", "o_bias", "layer_norm"),
             )
         },

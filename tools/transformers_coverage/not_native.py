@@ -30,7 +30,7 @@ _REASONS: Mapping[str, str] = {
     "attention of another form: of two softmaxes, with masks that it computes, or routed to heads": """
         diffllama doge jetmoe""",
     "layers run several times for a token": "hrm_text",
-    "heads differ in number between layers, or have a gate or a bias of a gate each": "beam laguna lfm3",
+    "heads differ in number between layers, or have a gate or a bias of a gate each": "beam laguna",
     "values have another size than keys": "mimo_v2_flash",
     "norms of another form: inside attention or MLP, or LayerNorm of keys or embeddings": """
         bitnet modernbert-decoder persimmon""",

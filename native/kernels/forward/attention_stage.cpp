@@ -1,6 +1,7 @@
 #include "kernels/forward/attention_stage.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace foreword::kernels {
@@ -204,7 +205,15 @@ void AttentionStage::apply_gate(int thread, const Layer &layer) {
   const FloatRows &out = rows_[size_t(layer.heads)].out();
   for (int t = share.begin; t < share.end; ++t) {
     const float *gate = qkv_row(layer, t) + layer.qkv.parts.back().offset;
-    ctx_.isa.gate_mul(Gate::sigmoid, gate, out.row(t), size_t(out.stride()), out.row(t));
+    if (!ctx_.model.config.head_gates) {
+      ctx_.isa.gate_mul(Gate::sigmoid, gate, out.row(t), size_t(out.stride()), out.row(t));
+      continue;
+    }
+    const int dim = ctx_.model.heads_of(layer).head_dim;
+    for (int h = 0; h < ctx_.model.config.num_heads; ++h) {
+      const float factor = 1.f / (1.f + std::exp(-gate[h]));
+      for (float *value = out.row(t) + h * dim, *end = value + dim; value < end; ++value) *value *= factor;
+    }
   }
 }
 

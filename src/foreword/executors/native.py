@@ -263,6 +263,7 @@ class NativeExecutor(TransferPagedExecutor):
                 gate_alpha=spec.clamped_gate.alpha if spec.clamped_gate else 0.0,
                 gate_limit=spec.clamped_gate.limit if spec.clamped_gate else 0.0,
                 layer_norm=spec.layer_norm,
+                head_gates=spec.head_gates,
                 latent=_latent_sizes(spec),
                 latent_eps=spec.mla.norm_eps if spec.mla else 0.0,
                 num_groups=self.num_groups,

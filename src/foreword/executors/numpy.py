@@ -333,10 +333,11 @@ class NumpyExecutor(TransferPagedExecutor):
             v = rms_norm(heads["v"], spec.norm_eps) if layer.unit_v else heads["v"]
             self.write(heads["k"], v, layer, group, slot, step.batch)
         sinks = self.weight(p + "sinks").reshape(num_kv_heads, -1, 1, 1) if spec.attn_sinks else None
-        a = self.attend(q, layer, group, slot, step, sinks).reshape(len(h), -1)
+        a = self.attend(q, layer, group, slot, step, sinks)
         if spec.attn_gate:
-            a = a * sigmoid(self.biased(h, p + "attn_gate", loras, has_bias=spec.qkv_bias))
-        return self.biased(a, p + "o", loras, has_bias=spec.o_bias)
+            gate = self.biased(h, p + "attn_gate", loras, has_bias=spec.qkv_bias)
+            a = a * sigmoid(gate).reshape(len(h), spec.num_heads, -1)
+        return self.biased(a.reshape(len(h), -1), p + "o", loras, has_bias=spec.o_bias)
 
     def latent_attention(
         self, h: F32, p: str, layer: LayerSpec, mla: MlaSpec, group: int, slot: int, step: NumpyStep

@@ -15,7 +15,8 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     q *= 1 + growth.scale * ln(1 + ⌊(position + growth.offset) / growth.interval⌋)     if the layer has a query_growth
     a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window;
                                                                               attn_sinks: below
-    a = a sigmoid(h Wattn_gate + bg)                                          if attn_gate; bg if qkv_bias
+    a = a sigmoid(h Wattn_gate + bg)                                          if attn_gate; bg if qkv_bias; one number
+                                                                              per head if head_gates
     a = a Wo + bo;   a = norm(a, post_attn_norm) if post_norms;   x += residual_scale mixer_scale a    bo if o_bias
     h = norm(x, mlp_norm), or if parallel_mlp the h of attention, or its u
                             m = (act(gate_scale h Wgate) * (h Wup)) Wdown     or the mixture of experts
@@ -284,6 +285,7 @@ class DecoderSpec:
     qk_scales: bool = False
     joint_qk_norm: bool = False
     attn_gate: bool = False
+    head_gates: bool = False
     attn_sinks: bool = False
     mla: MlaSpec | None = None
     o_bias: bool = False
@@ -495,9 +497,10 @@ def _attention(spec: DecoderSpec, p: str, layer: LayerSpec) -> Iterator[tuple[st
     for name in names[:2] if spec.qk_norm or spec.qk_scales else ():
         yield f"{p}{name}_norm", ((q if name == "q" else kv) if spec.joint_qk_norm else head_dim,)
     if spec.attn_gate:
-        yield p + "attn_gate", (q, d)
+        gates = spec.num_heads if spec.head_gates else q
+        yield p + "attn_gate", (gates, d)
         if spec.qkv_bias:
-            yield p + "attn_gate_bias", (q,)
+            yield p + "attn_gate_bias", (gates,)
     if spec.attn_sinks:
         yield p + "sinks", (spec.num_heads,)
     yield p + "o", (d, q)

@@ -47,6 +47,7 @@ MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_s
          "mamba_chunk_size": 8}  # fmt: skip
 DELTA = {"head_dim": 16, "linear_key_head_dim": 10, "linear_value_head_dim": 12, "linear_num_key_heads": 2,
          "linear_num_value_heads": 4}  # fmt: skip
+LFM3_LAYERS = ["conv", "full_attention", "sliding_attention", "sliding_attention"]
 LFM_LAYERS = ["conv", "full_attention", "conv", "full_attention"]
 FALCON = {"embedding_multiplier": 3.0, "lm_head_multiplier": 0.4, "key_multiplier": 1.5, "ssm_in_multiplier": 1.25,
           "attention_in_multiplier": 0.9, "attention_out_multiplier": 0.8, "ssm_out_multiplier": 0.7,
@@ -353,6 +354,14 @@ MODELS = {
         **SIZES, **EXPERTS, layer_types=LFM_LAYERS, num_experts=4, num_dense_layers=1, routed_scaling_factor=1.5,
         rope_parameters=ROPE,
     ),
+    "lfm3": transformers.Lfm3Config(
+        **SIZES, head_dim=12, layer_types=LFM3_LAYERS, conv_L_cache=7, sliding_window=5,
+        rope_parameters={"sliding_attention": ROPE, "full_attention": {**HALF, "rope_type": "proportional"}},
+    ),
+    "lfm3-plain": transformers.Lfm3Config(
+        **SIZES, head_dim=8, layer_types=LFM_LAYERS, conv_L_cache=2, use_sandwich_norm=False, use_attention_gate=False,
+        tie_word_embeddings=False, rope_parameters={"full_attention": YARN},
+    ),
     "gpt-neox": transformers.GPTNeoXConfig(**GPT_SIZES, intermediate_size=40, rope_parameters=HALF),
     "gpt-neox-in-turn": transformers.GPTNeoXConfig(
         **GPT_SIZES, intermediate_size=40, use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True,
@@ -405,7 +414,8 @@ BIASES = {
     "minicpm3": ("attention_bias", "mlp_bias"), "qwen3-next": ("attention_bias",), "qwen3_5-moe": ("attention_bias",),
     "llama4": ("attention_bias",), "falcon-h1": ("attention_bias", "mlp_bias", "projectors_bias"),
     "ernie4_5-moe": ("use_bias",), "flex-olmo": ("attention_bias",), "vaultgemma": ("attention_bias",),
-    "nemotron-h": ("use_bias", "mlp_bias"), "lfm2": ("conv_bias",), "bamba": ("mamba_proj_bias", "mlp_bias"),
+    "nemotron-h": ("use_bias", "mlp_bias"), "lfm2": ("conv_bias",), "lfm3": ("attention_bias", "conv_bias"),
+    "bamba": ("mamba_proj_bias", "mlp_bias"),
     "granite-hybrid": ("mamba_proj_bias",), "hy-v3": ("attention_bias", "mlp_bias"),
     "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",),
 }  # fmt: skip

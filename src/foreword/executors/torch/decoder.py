@@ -233,6 +233,12 @@ class AttentionWeights:
         self.query_scales = load(prefix + "q_norm") * load(prefix + "k_norm") if spec.qk_scales else None
         self.sinks = load.among_heads(prefix + "sinks") if spec.attn_sinks else None
 
+    def gated(self, a: Tensor, gate: Tensor) -> Tensor:
+        """Return attention's outputs [T, heads, head_dim] times their gates, if there are any, as [T, heads ·
+        head_dim].
+        """
+        return (a * gate.sigmoid().unflatten(1, (a.shape[1], -1)) if self.spec.attn_gate else a).flatten(1)
+
 
 class PagedLayer(AttentionWeights):
     """Attention of one layer over paged keys and values, for its normed input [T, hidden]."""
@@ -261,14 +267,14 @@ class PagedLayer(AttentionWeights):
             q = q * step.growths[self.layer.query_growth]
         if self._writes:
             step.attention.write(self.index, k, v)
-        a = step.attention.attend(self._call, q).flatten(1)
-        return self.output(a * gate.sigmoid() if self.spec.attn_gate else a, step.loras)
+        a = step.attention.attend(self._call, q)
+        return self.output(self.gated(a, gate), step.loras)
 
     def _projected(
         self, h: Tensor, rotation: Rotation | None, loras: ProductChanges | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return queries, keys, values [T, heads, head_dim], and the gate [T, heads · head_dim], or 0 columns without
-        one. Without keys of its own, a layer has no heads of keys and values.
+        """Return queries, keys, values [T, heads, head_dim], and the gates [T, heads · head_dim] or [T, heads], or 0
+        columns without any. Without keys of its own, a layer has no heads of keys and values.
         """
         spec, layer, dim = self.spec, self.layer, self.heads.head_dim
         flat, gate = self.inputs(h, loras).tensor_split(self.ends[-1:], dim=1)

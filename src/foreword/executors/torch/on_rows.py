@@ -267,8 +267,7 @@ class _RowLayer(AttentionWeights):
             window=self.layer.sliding_window, chunked=self.layer.chunked,
             softcap=spec.attn_softcap or 0.0, sinks=self.sinks,
         )  # fmt: skip
-        a = out.flatten(1)
-        return self.output(a * projected[:, -a.shape[1] :].sigmoid() if spec.attn_gate else a, step.loras)
+        return self.output(self.gated(out, projected[:, self.ends[-1] :]), step.loras)
 
 
 class _RowLatentLayer(LatentWeights):
