@@ -90,6 +90,18 @@ def harmony(calls):
     )
 
 
+def lfm2(calls):
+    return f"<|tool_call_start|>{pythonic(calls)}<|tool_call_end|>"
+
+
+def mistral3(calls):
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls)
+
+
+def mistral(calls):
+    return f"[TOOL_CALLS]{json.dumps([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
+
+
 WRITERS = {
     "harmony": harmony,
     "hermes": hermes,
@@ -98,12 +110,17 @@ WRITERS = {
     "pythonic": pythonic,
     "gemma4": gemma4,
     "functiongemma": functiongemma,
+    "lfm2": lfm2,
+    "mistral3": mistral3,
+    "mistral": mistral,
 }
 THINKS = {
     "harmony": ("<|channel|>analysis<|message|>", "<|end|>"),
     "hermes": ("<think>\n", "\n</think>\n\n"),
     "smollm2": ("<think>", "</think>"),
     "gemma4": ("<|channel>thought\n", "<channel|>"),
+    "lfm2": ("<think>", "</think>"),
+    "mistral3": ("[THINK]", "[/THINK]"),
 }
 
 

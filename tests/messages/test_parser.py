@@ -17,6 +17,7 @@ from foreword.messages import (
     ContentDelta,
     MessageParser,
     ReasoningDelta,
+    format_of_template,
     parse_message,
 )
 from messages.rig import ARGUMENTS, CALLS, CUTS, NAMES, PROSE, THINKS, WRITERS, format_of, in_pieces
@@ -126,10 +127,10 @@ MARKED = [writer for writer in WRITERS if writer not in ("llama3", "pythonic")]
 @settings(deadline=None)
 @given(call=st.tuples(NAMES, ARGUMENTS), cuts=CUTS, left=st.integers(0, 30), is_open=st.booleans())
 def test_a_cut_mark_behind_a_call_is_no_text(writer, call, cuts, left, is_open):
-    """The closing mark of the call, or the opening one of the next."""
+    """The closing mark of the call, if it has one, or the opening one of the next."""
     text, region = WRITERS[writer]([call]), format_of(writer).calls_region
-    mark = (region.open if is_open else region.close).texts[0][:-1][:left]
-    text = f"{text}\n{mark}" if is_open else text.removesuffix(region.close.texts[0]) + mark
+    mark = (region.open if is_open or region.close is None else region.close).texts[0]
+    text = f"{text.removesuffix(mark)}\n{mark[:-1][:left]}"
     message = in_pieces(text, cuts, format_of(writer))
     assert (calls_of(message), message.content, message.tool_calls[0].error) == ([call], "", None)
 
@@ -356,6 +357,26 @@ def test_the_example_of_the_page_runs(capsys):
     *events, arguments = capsys.readouterr().out.splitlines()
     assert events[0] == "ReasoningDelta(text='Look it up.')"
     assert arguments == '{"city": "Paris"}'
+
+
+def test_a_call_of_mistral_may_have_an_id_before_its_arguments():
+    text = 'Yes.[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a": [1]}[TOOL_CALLS]g[ARGS]{}'
+    message = in_pieces(text, EVERY, FORMATS["mistral3"])
+    assert (message.content, calls_of(message)) == ("Yes.", [("f", {"a": [1]}), ("g", {})])
+    listed = '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "a1b2c3d4e"}]'
+    assert calls_of(in_pieces(listed, EVERY, FORMATS["mistral"])) == [("f", {"a": 1})]
+
+
+@pytest.mark.parametrize(
+    ("sign", "name"),
+    [
+        ("List of tools: <|tool_list_start|>[", "lfm2"),
+        ("{{- '[TOOL_CALLS]' + tool['function']['name'] + '[ARGS]' + arguments }}", "mistral3"),
+        ("{{- '[TOOL_CALLS] [' }}", "mistral"),
+    ],
+)
+def test_a_template_that_writes_calls_has_its_format(sign, name):
+    assert format_of_template(f"{{% if tools %}}{sign}{{% endif %}}<|im_start|>").name == name
 
 
 def test_the_page_lists_the_formats():

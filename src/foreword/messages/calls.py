@@ -101,8 +101,8 @@ class NamedCalls:
     """Calls as a name followed by its arguments: ``name{…}``, or ``[name(key=value), …]`` if listed.
 
     capture: the group of the opening mark's pattern that contains the name, if any. header: the text that a grammar
-    writes between name and arguments; an output may have other text before its last mark, "<|message|>". For the other
-    fields see `JsonCalls`.
+    writes between name and arguments; an output may have other text before its last mark, "<|message|>" or "[ARGS]".
+    For the other fields see `JsonCalls`.
     """
 
     notation: Notation = JSON
@@ -116,7 +116,7 @@ class NamedCalls:
     @property
     def header_end(self) -> str:
         """Return the last mark of the header."""
-        return self.header[self.header.rfind("<") :] if self.header else ""
+        return self.header[max(map(self.header.rfind, "<[")) :] if self.header else ""
 
     def reader(self, sink: CallSink, captures: Mapping[str, str]) -> NamedCallsReader:
         return NamedCallsReader(self, sink, captures.get(self.capture, ""))

@@ -165,6 +165,9 @@ _BARE = JsonCalls(unmarked=True, closed=True)
 GENERIC_CALLS = _between("calls", CALL, CALL_END, calls=JsonCalls(), padding="\n")
 _LLAMA_UNMARKED = JsonCalls(arguments="parameters", separators=";", unmarked=True)
 _PYTHONIC = NamedCalls(notation=PYTHON, opening="(", listed=True, unmarked=True)
+_MARKED_PYTHONIC = replace(_PYTHONIC, unmarked=False)
+_INST = Literals(["[/INST]"])
+_THINK_IN_BRACKETS = _between("reasoning", "[THINK]", "[/THINK]")
 
 FORMATS = {
     format.name: format
@@ -219,6 +222,31 @@ FORMATS = {
             ),
             bare=_BARE,
             signs=("<|start_header_id|>",),
+        ),
+        ResponseFormat(
+            name="lfm2",
+            anchor=_CHATML,
+            regions=(_THINK, _between("calls", "<|tool_call_start|>", "<|tool_call_end|>", calls=_MARKED_PYTHONIC)),
+            signs=("<|tool_list_start|>",),
+        ),
+        ResponseFormat(
+            name="mistral3",
+            anchor=_INST,
+            regions=(
+                _THINK_IN_BRACKETS,
+                Region(kind="calls", open=Literals(["[TOOL_CALLS]"]), calls=NamedCalls(header="[ARGS]")),
+            ),
+            signs=("[TOOL_CALLS]", "[ARGS]"),
+        ),
+        ResponseFormat(
+            name="mistral",
+            anchor=_INST,
+            regions=(
+                _THINK_IN_BRACKETS,
+                Region(kind="calls", open=Literals(["[TOOL_CALLS]"]), calls=JsonCalls(listed=True)),
+            ),
+            bare=_BARE,
+            signs=("[TOOL_CALLS]",),
         ),
         ResponseFormat(
             name="smollm2",

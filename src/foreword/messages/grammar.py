@@ -132,7 +132,7 @@ def call_grammar(
     if calls.listed:
         writer.rule("region", f'{opening} "[" {_many("call", ", ", parallel)} "]" {closing}')
         body = "region"
-    elif region.close is None:
+    elif region.open is None:
         body = f"{opening} {_many('call', calls.separators[:1] + ' ', parallel)}"
     else:
         writer.rule("region", f"{opening} call {closing}")
@@ -253,6 +253,10 @@ class _Values:
         # Use the quotation mark that is not JSON's, if there is one: models are trained on it.
         self._quote = next((mark for mark in notation.quotes if mark != '"'), '"')
         self._words = {json_word: word for word, json_word in reversed(list(notation.constants.items()))}
+        self._comma = "/, ?/" if notation.call_brackets else _quoted(",")
+
+    def _colon(self, colon: str) -> str:
+        return "/: ?/" if colon == ":" and self._notation.call_brackets else _quoted(colon)
 
     def value(self, schema: object) -> str:
         if not isinstance(schema, Mapping):
@@ -283,16 +287,16 @@ class _Values:
             return self._any_object(opening, closing, colon)
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
         named = {
-            key: f"{self._key(key, colon)} {_quoted(colon)} {self.value(item)}" for key, item in properties.items()
+            key: f"{self._key(key, colon)} {self._colon(colon)} {self.value(item)}" for key, item in properties.items()
         }
         first = [named[key] for key in named if key in required]
         others = [named[key] for key in named if key not in required]
         if first:
-            body = ' "," '.join(first) + "".join(f' ("," {item})?' for item in others)
+            body = f" {self._comma} ".join(first) + "".join(f" ({self._comma} {item})?" for item in others)
         else:
             body = ""
             for item in reversed(others):  # the first property that is present has no comma before it
-                rest = f' ("," {body})?' if body else ""
+                rest = f" ({self._comma} {body})?" if body else ""
                 body = self._rule(f"{item}{rest}" + (f" | {body}" if body else ""))
             body = f"({body})?" if body else ""
         return self._rule(f"{_quoted(opening)} {body} {_quoted(closing)}")
@@ -312,7 +316,7 @@ class _Values:
         return _quoted(key)
 
     def _list(self, item: str) -> str:
-        return self._rule(f'"[" ({item} ("," {item})*)? "]"')
+        return self._rule(f'"[" ({item} ({self._comma} {item})*)? "]"')
 
     def _scalar(self, kind: str) -> str:
         match kind:
@@ -341,8 +345,8 @@ class _Values:
         self._any()
         key = self._writer.rule("ANY_KEY", r"/[A-Za-z_][A-Za-z0-9_]*/")
         quotes = "" if colon == "=" or self._notation.names_as_keys else _quoted(self._quote)
-        pair = f"{quotes} {key} {quotes} {_quoted(colon)} any_value"
-        return self._rule(f'{_quoted(opening)} ({pair} ("," {pair})*)? {_quoted(closing)}')
+        pair = f"{quotes} {key} {quotes} {self._colon(colon)} any_value"
+        return self._rule(f"{_quoted(opening)} ({pair} ({self._comma} {pair})*)? {_quoted(closing)}")
 
     def _literal(self, value: Any) -> str:
         """Return a rule for a fixed value."""
