@@ -12,7 +12,6 @@ from foreword.batch import SamplingParams
 from foreword.cli.app import app, option_names, real_command
 from foreword.cli.elsewhere import TABLES, options_of
 from foreword.cli.migrate import MODEL, PARTS
-from foreword.cli.options import SETTINGS
 from foreword.engine.options import split_options
 from foreword.executors.kinds import NATIVE, kind_of
 from foreword.names import OTHERS, plain_name
@@ -27,12 +26,11 @@ def migrated(*words, text=None):
 
 def test_options_of_vllm_become_those_of_serve():
     status, command, rows = migrated(
-        "vllm",
-        "vllm serve org/model --max-num-seqs 64 --no-enable-prefix-caching --port=8001 --dtype bfloat16 --api-key k",
+        "vllm", "vllm serve org/model --max-num-seqs 64 --no-enable-prefix-caching --port=8001 --seed 7 --api-key k"
     )
     assert status == 0
     assert command[:3] == ["foreword", "serve", "org/model"]
-    assert " ".join(command[3:]) == "--max-num-seqs 64 --no-prefix-caching --port 8001 --dtype bf16 --api-key k"
+    assert " ".join(command[3:]) == "--max-num-seqs 64 --no-prefix-caching --port 8001 --seed 7 --api-key k"
     assert len(rows) == 6
 
 
@@ -185,7 +183,14 @@ def test_values_in_quotes_go_over_lines(text, given):
         ("llama.cpp", "./llama-server -m x.gguf -c 64", "x.gguf --max-model-len 64", {}),
         ("llama.cpp", "build/bin/llama-server.exe -m x.gguf", "x.gguf", {}),
         ("llama.cpp", "llama serve -m x.gguf", "x.gguf", {}),
-        ("llama.cpp", "LLAMA_ARG_PORT=1 llama-server -m x.gguf", "x.gguf", {"LLAMA_ARG_PORT=1": "No variable"}),
+        ("llama.cpp", "LLAMA_ARG_PORT=1 llama-server -m x.gguf", "x.gguf", {"LLAMA_ARG_PORT=1": "An option of"}),
+        (
+            "llama.cpp",
+            "LLAMA_API_KEY=k llama-server -m x.gguf",
+            "x.gguf",
+            {"LLAMA_API_KEY=k": "FOREWORD_SERVE_API_KEY"},
+        ),
+        ("vllm", "VLLM_API_KEY=k vllm serve m", "m", {"VLLM_API_KEY=k": "FOREWORD_SERVE_API_KEY"}),
         ("vllm", "VLLM_USE_V1=1 vllm serve m", "m", {"VLLM_USE_V1=1": "No variable"}),
         ("vllm", "HF_HOME=/h sudo env A= vllm serve m", "m", {"HF_HOME=/h": "read here too", "A=": "No variable"}),
         ("vllm", "uv run vllm serve m", "m", {}),
@@ -379,12 +384,92 @@ def test_adapters_of_a_modelfile_get_names_that_requests_give():
 
 
 @pytest.mark.parametrize("backend", ["", " --distributed-executor-backend mp"])
-def test_an_option_that_the_default_executor_lacks_names_those_that_have_it(backend):
-    _, command, rows = migrated("vllm", f"a --tensor-parallel-size 2 --dtype half --max-num-seqs 3{backend}")
-    assert " ".join(command) == "foreword serve a --tensor-parallel-size 2 --dtype fp16 --max-num-seqs 3"
-    assert rows["--tensor-parallel-size 2"]["remark"] == "It needs --executor torch."
-    assert rows["--dtype half"]["remark"] == "It needs --executor torch or transformers or device."
+def test_an_option_that_the_default_executor_lacks_is_left_out_with_those_that_have_it(backend):
+    status, command, rows = migrated("vllm", f"a --tensor-parallel-size 2 --dtype half --max-num-seqs 3{backend}")
+    assert (status, " ".join(command)) == (1, "foreword serve a --max-num-seqs 3")
+    assert "--tensor-parallel-size 2 needs --executor torch:" in rows["--tensor-parallel-size 2"]["remark"]
+    assert "--dtype fp16 needs --executor torch or transformers or device:" in rows["--dtype half"]["remark"]
     assert rows["--max-num-seqs 3"]["remark"] == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "here"),
+    [
+        ("--enable-log-requests", "--access-log"),
+        ("--no-enable-log-requests", "--no-access-log"),
+        ("--disable-log-requests", "--no-access-log"),
+        ("--no-disable-log-requests", "--access-log"),
+    ],
+)
+def test_a_switch_that_turns_something_off_does_not_turn_it_on(option, here):
+    status, command, _ = migrated("vllm", f"a {option}")
+    assert (status, command) == (0, ["foreword", "serve", "a", here])
+
+
+def test_an_adapter_as_json_is_written_as_name_and_path():
+    _, command, rows = migrated(
+        "vllm", """a --lora-modules '{"name": "x", "path": "./x", "base_model_name": "a"}' y=./y z '{"name": "x"}'"""
+    )
+    assert " ".join(command) == "foreword serve a --adapter x=./x --adapter y=./y"
+    assert [row["remark"] for row in rows.values()][-2:] == ["--adapter needs NAME=PATH."] * 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "given"),
+    [
+        ("vllm", "--dtype auto"), ("vllm", "--kv-cache-dtype auto"), ("vllm", "--max-model-len auto"),
+        ("vllm", "--max-model-len -1"), ("llama.cpp", "-c 0"), ("llama.cpp", "-t -1"), ("llama.cpp", "-np -1"),
+    ],
+)  # fmt: skip
+def test_a_value_with_the_effect_of_the_default_is_left_out(engine, given):
+    _, command, rows = migrated(engine, f"a {given}")
+    assert (command, rows[given]["remark"]) == (["foreword", "serve", "a"], "It is so by default; leave it out.")
+
+
+@pytest.mark.parametrize("word", ["$KEY", "${KEY}", "$(cat key)"])
+def test_what_a_shell_replaces_is_not_passed_on_as_it_is_written(word):
+    status, command, rows = migrated("vllm", f"a --api-key '{word}'")
+    assert (status, command) == (1, ["foreword", "serve", "a"])
+    assert "A shell replaces" in rows[f"--api-key {word}"]["remark"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "here", "left_out"),
+    [
+        ("vllm", "--port 1 --port 2 --port 1", "--port 1", ["--port 2"]),
+        (
+            "vllm",
+            "--enable-prefix-caching --no-enable-prefix-caching",
+            "--no-prefix-caching",
+            ["--enable-prefix-caching"],
+        ),
+        ("vllm", "--api-key x --api-key y", "--api-key x --api-key y", []),
+        ("llama.cpp", "-ctk q8_0 --cache-type-v q8_0", "--kv-format int8", []),
+        ("llama.cpp", "--cache-type-k q8_0 -ctv bf16", "--kv-format bf16", ["--cache-type-k q8_0"]),
+    ],
+)
+def test_the_last_of_several_values_is_kept_and_the_others_are_named(engine, given, here, left_out):
+    _, command, rows = migrated(engine, f"a {given}")
+    assert " ".join(command) == f"foreword serve a {here}"
+    assert [text for text, row in rows.items() if row["remark"].startswith("A later option")] == left_out
+
+
+def test_a_socket_in_a_file_is_left_out():
+    _, command, rows = migrated("llama.cpp", "llama-server -m a --host /run/a.sock")
+    assert command == ["foreword", "serve", "a"]
+    assert "not at sockets in files" in rows["--host /run/a.sock"]["remark"]
+
+
+def test_a_model_that_an_option_names_precedes_a_word_without_option():
+    _, command, rows = migrated("llama.cpp", "llama-server --lora-scaled x 0.5 -m a")
+    assert command == ["foreword", "serve", "a"]
+    assert rows["model 0.5"]["remark"] == "It follows no option, and a is the model."
+
+
+def test_words_of_a_modelfile_are_separated_by_spaces_and_tabs():
+    _, command, rows = migrated("ollama", "-", text="FROM a\nPARAMETER\tnum_ctx \t 64\nMESSAGE\tuser  hi\n")
+    assert command == ["foreword", "serve", "a", "--max-model-len", "64"]
+    assert list(rows) == ["from a", "num_ctx 64", "message user hi"]
 
 
 VLLM = """
@@ -425,7 +510,7 @@ FILES = [
     + [("ollama", one) for one in FILES],
 )
 def test_the_options_of_each_written_command_exist_and_go_together(monkeypatch, engine, given):
-    _, command, rows = migrated(engine, *(("-",) if engine == "ollama" else (given,)), text=given)
+    _, command, _ = migrated(engine, *(("-",) if engine == "ollama" else (given,)), text=given)
     served = []
     monkeypatch.setattr("foreword.server.run.run", lambda model, server, **options: served.append((model, options)))
     monkeypatch.setattr("foreword.server.listener.end_process_if_stuck", lambda: None)
@@ -434,6 +519,4 @@ def test_the_options_of_each_written_command_exist_and_go_together(monkeypatch, 
     assert model == "a"
     split = split_options(options)
     kind = NATIVE if split.executor == "auto" else kind_of(split.executor)
-    for name in split.of_executor.keys() - settings_of(kind.options).keys():
-        flag = f"--{SETTINGS[name].name.replace('_', '-')}"
-        assert any(flag in row["here"] and "It needs --executor" in row["remark"] for row in rows.values())
+    assert split.of_executor.keys() <= settings_of(kind.options).keys()

@@ -19,6 +19,7 @@ class Elsewhere:
     of `foreword.names.OTHERS`.
     here: an option of `foreword serve`, or a parameter of requests. unit: what the value counts; "n": a number with k,
     M or G. separator: of several values in one, "json" for a list as JSON. values: how a value is written here.
+    defaults: values that say what is done here without the option. is_off: the switch turns off what `here` turns on.
     """
 
     names: str
@@ -27,6 +28,7 @@ class Elsewhere:
     unit: str = ""
     separator: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
+    defaults: tuple[str, ...] = ()
     most: int = 0
     least: int = 0
     is_off: bool = False
@@ -45,7 +47,7 @@ EXPERTS = "Experts are not divided among processes; leave it out."
 DRAFT = "A draft model runs with the settings of the model; leave it out."
 NGRAM = "The longest match from --speculation-min-match to --speculation-max-match tokens is taken."
 WORDS = "Give it in each request, or write it into the model's generation_config.json."
-TEMPLATE = "The chat template is read from the model's files."
+TEMPLATE = "The chat template is read from the model's files; chat_template.jinja in its directory takes precedence."
 DOWNLOAD = "Give org/model, or download the file and give its path."
 NO_CODE = "Code of a model's directory is never run; leave it out."
 MEDIA = "Images are encoded by the executor of the model; leave it out."
@@ -56,7 +58,8 @@ SLEEP = "--model-keep-alive unloads a model without requests, if --models-dir or
 
 VLLM = (
     Elsewhere("-h --help", "It prints its help and ends; leave it out."),
-    Elsewhere("--model= --dtype= --seed= --host= --port= --max-logprobs= --block-size= --kv-cache-dtype= --watermark= "
+    Elsewhere("--dtype= --kv-cache-dtype=", defaults=("auto",)),
+    Elsewhere("--model= --seed= --host= --port= --max-logprobs= --block-size= --watermark= "
               "--scheduling-policy= --speculative-config= --num-gpu-blocks-override= --long-prefill-token-threshold= "
               "--gpu-memory-utilization= --load-format= --tokenizer= --tokenizer-mode= "
               "--max-lora-rank= --max-loras= --max-cpu-loras= --swap-space= --lora-modules=* --served-model-name=* "
@@ -64,9 +67,10 @@ VLLM = (
               "--decode-context-parallel-size= --speculative-model= "
               "--num-speculative-tokens= --ngram-prompt-lookup-min= --ngram-prompt-lookup-max= --enable-lora! "
               "--enable-prefix-caching! --enable-chunked-prefill! --async-scheduling! --enforce-eager! "
-              "--trust-remote-code! --disable-log-requests! --disable-log-stats --max-num-seqs="),
+              "--trust-remote-code! --disable-log-stats --max-num-seqs="),
     Elsewhere("--device-memory-utilization=", here="gpu_memory_utilization"),
-    Elsewhere("--max-model-len= --max-num-batched-tokens=", unit="n"),
+    Elsewhere("--max-model-len=", unit="n", defaults=("auto", "-1")),
+    Elsewhere("--max-num-batched-tokens=", unit="n"),
     Elsewhere("-tp=", here="tensor_parallel_size"),
     Elsewhere("-dp=", here="replicas"),
     Elsewhere("-dcp=", here="context_parallel_size"),
@@ -93,6 +97,7 @@ VLLM = (
     Elsewhere("--shutdown-timeout=", here="drain_timeout"),
     Elsewhere("--h11-max-incomplete-event-size=", here="max_header_bytes"),
     Elsewhere("--enable-log-requests!", here="access_log"),
+    Elsewhere("--disable-log-requests!", here="access_log", is_off=True),
     Elsewhere("--max-num-queued-reqs=", here="max_requests"),
     Elsewhere("--max-num-queued-tokens=", here="max_prompt_tokens", unit="n"),
     Elsewhere("--config=", "It is a YAML file of vLLM's options: translate them, and write them to a TOML file."),
@@ -139,7 +144,7 @@ VLLM = (
     Elsewhere("--ssl-ca-certs= --enable-ssl-refresh! --ssl-cert-reqs= --ssl-ciphers=",
               "Clients are known by their keys, not by certificates; a proxy can require them."),
     Elsewhere("--h11-max-header-count=", "--max-header-bytes limits the size of all headers."),
-    Elsewhere("--runner= --convert= --task= --pooler-config=",
+    Elsewhere("--runner= --convert= --task= --pooler-config= --override-pooler-config=",
               "What a model can do is found in its files, and all of its routes are served; leave it out."),
     Elsewhere("--hf-config-path= --config-format= --hf-overrides= --model-class-overrides= --model-impl= "
               "--quantization-config= --allow-deprecated-quantization! --disable-sliding-window! "
@@ -165,13 +170,15 @@ VLLM = (
               "--sparse-indexer-topk-backend= --ir-op-priority= --kernel-config= --enable-flashinfer-autotune! "
               "--disable-cascade-attn! --enable-hc-sp! --use-replayssm! --replayssm-buffer-len= "
               "--optimization-level= -O= --performance-mode= --use-v2-block-manager! --enable-shm-tensor-arena! "
-              "--renderer-num-workers= --preemption-mode= --num-scheduler-steps=", KERNELS),
+              "--renderer-num-workers= --preemption-mode= --num-scheduler-steps= --num-lookahead-slots= "
+              "--disable-frontend-multiprocessing", KERNELS),
     Elsewhere("--compilation-config= -cc= --cudagraph-capture-sizes=* --max-cudagraph-capture-size= "
               "--max-seq-len-to-capture=",
               "Graphs are captured by --executor device, up to --max-graph-tokens; --compile is of torch."),
     Elsewhere("--enable-mamba-cache-stochastic-rounding! --mamba-cache-philox-rounds= --mamba-cache-dtype= "
               "--mamba-ssm-cache-dtype= --mamba-block-size= --mamba-cache-mode= --prefix-cache-retention-interval= "
               "--enable-mamba-shared-prefix-checkpoint!", STATES),
+    Elsewhere("--calculate-kv-scales!", "Keys and values in 8 bit have a scale per token and head; leave it out."),
     Elsewhere("--prefix-match-unit=", "--partial-reuse reuses a part of a block, token by token; it is on."),
     Elsewhere("--prefix-caching-hash-algo=", "Prefixes are found by one hash; leave it out."),
     Elsewhere("--kv-cache-dtype-skip-layers=* --kv-sharing-fast-prefill! --swa-bounded-replay! "
@@ -203,7 +210,8 @@ VLLM = (
               "--specialize-active-lora! --enable-mixed-moe-lora-format! --enable-moe-shared-loras! "
               "--max-lora-cls-labels= --lora-extra-vocab-size=", "It is read from the adapter's files; leave it out."),
     Elsewhere("--default-mm-loras=", "A request names its adapter as its model; there is none by default."),
-    Elsewhere("--max-num-scheduled-tokens= --disable-chunked-mm-input! --long-prefill-token-threshold-adaptive!",
+    Elsewhere("--max-num-scheduled-tokens= --disable-chunked-mm-input! --long-prefill-token-threshold-adaptive! "
+              "--max-num-partial-prefills= --max-long-partial-prefills=",
               "--max-num-batched-tokens and --long-prefill-threshold limit a step; leave it out."),
     Elsewhere("--max-num-active-seqs=", "--max-num-seqs is the number of requests that run; give the smaller one."),
 )  # fmt: skip
@@ -211,14 +219,16 @@ VLLM = (
 LLAMA_CPP = (
     Elsewhere("-h --help --usage --version -cl --cache-list --completion-bash --list-devices",
               "It prints and ends; leave it out."),
-    Elsewhere("-m= --model= -hf= --hf-repo= -t= --threads= --cache-type-k= --cache-type-v= --host= "
+    Elsewhere("-m= --model= -hf= --hf-repo= --host= "
               "--port= --mlock --no-mmap -fa=? --flash-attn=? --rope-scaling= --rope-freq-base= --cache-prompt! "
-              "--mmproj= --slot-save-path= --models-dir= --parallel= -np= --seed= -ngl= --gpu-layers= --n-gpu-layers= "
-              "-c= --ctx-size= -md= --model-draft= --draft= --draft-n= --draft-max="),
+              "--mmproj= --slot-save-path= --models-dir= --seed= -ngl= --gpu-layers= --n-gpu-layers= -md= "
+              "--model-draft= --draft= --draft-n= --draft-max="),
     Elsewhere("--predict= --n-predict= --temp= --temperature= --top-k= --top-p= --min-p= --top-n-sigma= "
               "--xtc-probability= --xtc-threshold= --typical-p= --repeat-penalty= --presence-penalty= "
               "--frequency-penalty= --dry-multiplier= --dry-base= --dry-allowed-length= --ignore-eos --mirostat= "
               "--grammar= --json-schema= --logit-bias="),
+    Elsewhere("-t= --threads= -np= --parallel=", defaults=("-1",)),
+    Elsewhere("-c= --ctx-size=", defaults=("0",)),
     Elsewhere("-hfr=", here="model"),
     Elsewhere("--lora=", separator=","),
     Elsewhere("-n=", here="max_tokens"),
@@ -232,7 +242,7 @@ LLAMA_CPP = (
     Elsewhere("--reasoning-budget=", here="thinking_budget"),
     Elsewhere("--grammar-file= -j= --json-schema-file= -jf=", here="structured_outputs"),
     Elsewhere("-b= --batch-size=", here="max_num_batched_tokens"),
-    Elsewhere("-ctk= -ctv=", here="kv_format", values={"f32": "fp32", "q8_0": "int8"}),
+    Elsewhere("-ctk= -ctv= --cache-type-k= --cache-type-v=", here="kv_format", values={"f32": "fp32", "q8_0": "int8"}),
     Elsewhere("-mm=", here="mmproj"),
     Elsewhere("-a= --alias=", here="served_model_name", separator=","),
     Elsewhere("--api-key=", here="api_key", separator=","),
@@ -251,7 +261,8 @@ LLAMA_CPP = (
     Elsewhere("-to= --timeout=",
               "It limits each read and write of a connection: --receive-timeout and --send-timeout."),
     Elsewhere("-ub= --ubatch-size=", "A step computes up to --max-num-batched-tokens; leave it out."),
-    Elsewhere("-tb= --threads-batch= --threads-http=", "--num-threads is of prompts and answers; leave it out."),
+    Elsewhere("-tb= --threads-batch=", "--num-threads is the number for prompts and for answers; leave it out."),
+    Elsewhere("--threads-http=", "One thread serves all connections; leave it out."),
     Elsewhere("-C= --cpu-mask= -Cr= --cpu-range= --cpu-strict= --prio= --poll= -Cb= --cpu-mask-batch= -Crb= "
               "--cpu-range-batch= --cpu-strict-batch= --prio-batch= --poll-batch=",
               "Threads are bound to nodes by --numa-nodes; taskset and nice do the rest."),
@@ -331,7 +342,8 @@ LLAMA_CPP = (
 )  # fmt: skip
 
 OLLAMA = (
-    Elsewhere("from= adapter= num_ctx= num_batch= num_thread= num_gpu= num_keep= penalize_newline="),
+    Elsewhere("num_ctx= num_thread=", defaults=("0",)),
+    Elsewhere("from= adapter= num_batch= num_gpu= num_keep= penalize_newline="),
     Elsewhere("num_predict= temperature= seed= stop= top_k= top_p= min_p= typical_p= repeat_penalty= "
               "presence_penalty= frequency_penalty= mirostat= tfs_z="),
     Elsewhere("draft=", here="speculation_model"),
@@ -374,4 +386,4 @@ def _each(table: tuple[Elsewhere, ...]) -> Iterator[tuple[str, Elsewhere]]:
             least, most = _WORDS[marked[len(name) :]]
             yield name, replace(group, names=name, least=least, most=most)
             if marked.endswith("!"):
-                yield f"--no-{name[2:]}", replace(group, names=name, is_off=True)
+                yield f"--no-{name[2:]}", replace(group, names=name, is_off=not group.is_off)

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any
 
@@ -37,8 +38,15 @@ OTHER_PROGRAMS = re.compile(
 """Base names of first words that are not models."""
 SHELL = re.compile(r"&&?|\|\|?|;|\d?>.*|<.*")
 VARIABLE = re.compile(r"([A-Za-z_]\w*)=.*", re.S)
-SHARED_VARIABLES = re.compile(r"HF_\w+|CUDA_VISIBLE_DEVICES|HTTPS?_PROXY|NO_PROXY")
-"""Variables of the environment that are read here too."""
+VARIABLES = {
+    r"HF_\w+|CUDA_VISIBLE_DEVICES|HTTPS?_PROXY|NO_PROXY": "It is read here too: set it for this command.",
+    r"VLLM_API_KEY|LLAMA_API_KEY": "Set FOREWORD_SERVE_API_KEY to this key: without one the server needs none.",
+    r"LLAMA_ARG_\w+": "An option of llama-server means the same: give it in the command line.",
+    r"\w+": "No variable corresponds to it.",
+}
+"""Name of a variable of the environment → what to do with it; the first that fits."""
+EXPANSION = re.compile(r"\$(\w+|\{\w+\}|\(.*)")
+"""A part of a word that a shell replaces."""
 MODEL = ("model", "-m", "hf", "-hf", "hf_repo", "from")
 """Options of other programs that name the model."""
 STATES = ("on", "off", "auto", "true", "false")
@@ -70,18 +78,17 @@ def migrate(
 ) -> None:
     """Translate the command line of another engine's server into one of `foreword serve`.
 
-    Options without a counterpart are named with the reason and left out. The exit status is 1 if one was left out that
-    changes what is served.
+    Options without a counterpart are named with the reason and left out. The exit status is 1 if one was left out.
     """
     if engine not in ENGINES:
         raise ConfigError(f"{shown(engine)}: the engine must be one of {', '.join(ENGINES)}")
     table = options_of(engine)
     if engine == "ollama":
-        rows = list(_migrated(_modelfile(arguments), table))
+        rows = _replaced(_migrated(_modelfile(arguments), table))
     else:
         variables, words = _after_program(_words(arguments), engine)
-        rows = [*variables, *_migrated(_options(words, table), table)]
-    command = ["foreword", "serve", *(word for row in rows for word in row.here)]
+        rows = _replaced([*variables, *_migrated(_options(words, table), table)])
+    command = ["foreword", "serve", *chain.from_iterable(dict.fromkeys(row.here for row in rows))]
     if as_json:
         print(json.dumps({"command": command, "options": [asdict(row) for row in rows]}))
     else:
@@ -125,8 +132,7 @@ def _after_program(words: list[str], engine: str) -> tuple[list[Row], list[str]]
         if count := _length(words, programs):
             return rows, words[count:]
         if found := VARIABLE.fullmatch(words[0]):
-            is_shared = SHARED_VARIABLES.fullmatch(found[1])
-            remark = "It is read here too: set it for this command." if is_shared else "No variable corresponds to it."
+            remark = next(remark for name, remark in VARIABLES.items() if re.fullmatch(name, found[1]))
             rows.append(Row(words[0], (), remark))
             count = 1
         elif not (count := _length(words, RUNNERS)):
@@ -180,9 +186,9 @@ def _modelfile(source: str) -> Iterator[tuple[str, str | None]]:
         name, rest = (found[1].lower(), found[2] or "") if found else ("", "")
         role = ""
         if name == "parameter":
-            name, _, rest = rest.partition(" ")
+            name, rest = _first_word(rest)
         elif name == "message":
-            role, _, rest = rest.partition(" ")
+            role, rest = _first_word(rest)
         if not name:
             raise ConfigError(f"line {number}, {shown(line)}: is not an instruction of a Modelfile. Correct it")
         value = rest.strip()
@@ -197,6 +203,12 @@ def _modelfile(source: str) -> Iterator[tuple[str, str | None]]:
         yield name, f"{role} {unquoted}" if role else unquoted
     if not has_model:
         raise ConfigError(f"{shown(source)}: no instruction FROM names a model. Add one")
+
+
+def _first_word(text: str) -> tuple[str, str]:
+    """Return the first word of a text, and the text behind it; words are separated by spaces and tabs."""
+    first, *rest = text.split(maxsplit=1) or [""]
+    return first, rest[0] if rest else ""
 
 
 def _unquoted(value: str) -> str | None:
@@ -228,7 +240,8 @@ MATCHES = {"speculation_min_match": "speculation_max_match", "speculation_max_ma
 class Given:
     """An option of the other program. plain: its name as settings have it; for a key of --speculative-config, that of
     the setting. mine: the option of `foreword serve`; None if there is none. names, remark: of names.OTHERS, or
-    why there is no option. is_off: it is the form of a switch that turns it off.
+    why there is no option. is_off: it is the form of a switch that turns it off. defaults: values with the effect
+    of leaving it out here.
     """
 
     name: str
@@ -239,6 +252,7 @@ class Given:
     names: tuple[str, ...]
     remark: str
     is_off: bool
+    defaults: Collection[str] = ()
 
 
 def _each(
@@ -270,7 +284,8 @@ def _each(
         if not values:
             yield Given(name, value, text, plain, None, (), "It is empty; leave it out.", there.is_off)
         for one in values:
-            yield Given(name, one, text, plain, mine, names, remark if mine != plain else "", there.is_off)
+            remark = remark if mine != plain else ""
+            yield Given(name, one, text, plain, mine, names, remark, there.is_off, there.defaults)
 
 
 def _values(there: Elsewhere, value: str | None) -> list[str | None]:
@@ -307,23 +322,27 @@ def _migrated(options: Iterable[tuple[str, str | None]], table: Mapping[str, Els
     parameters = {field.name for field in fields(SamplingParams)}
     given = list(_each(options, table, known))
     values = {one.mine: one.value for one in given if one.mine is not None}
-    num_adapters, model = 0, ""
+    models = [one for one in given if one.name in MODEL or one.plain in MODEL]
+    named = sorted((one for one in models if one.value), key=lambda one: one.name == "model")
+    num_adapters = 0
     for one in given:
-        is_model = one.name in MODEL or one.plain in MODEL
-        if is_model and model:
-            yield Row(one.text, (), f"{'It follows no option, and ' * (one.name == 'model')}{model} is the model.")
-        elif is_model and one.value and one.value.startswith("-"):
+        if one in models and not one.value:
+            yield Row(one.text, (), f"{one.name} needs a value, the model.")
+        elif one in models and one is not named[0]:
+            beside = "It follows no option, and " * (one.name == "model")
+            yield Row(one.text, (), f"{beside}{named[0].value} is the model.")
+        elif one in models and str(one.value).startswith("-"):
             yield Row(one.text, (), f"{shown(one.value)} would be read as an option. Give the path of the model.")
-        elif is_model:
-            model = one.value or model
-            yield (
-                Row(one.text, (one.value,)) if one.value else Row(one.text, (), f"{one.name} needs a value, the model.")
-            )
+        elif one in models:
+            yield _checked(Row(one.text, (str(one.value),)), command)
         elif one.mine == "adapter" and one.value and (one.name == "adapter" or one.plain == "lora"):  # a path alone
             num_adapters += 1
             name = f"adapter{num_adapters if num_adapters > 1 else ''}"
             remark = f"It is used by requests that name it as their model: {name}."
             yield _checked(Row(one.text, ("--adapter", f"{name}={one.value}"), remark), command)
+        elif one.mine == "adapter" and one.value:
+            here = ("--adapter", adapter) if (adapter := _adapter(one.value)) else ()
+            yield _checked(Row(one.text, here, "" if here else "--adapter needs NAME=PATH."), command)
         elif one.mine is not None:
             yield _checked(_together(_with_value(one, known[one.mine]), one.mine, values), command)
         elif found := next((name for name in (one.plain, *one.names) if name in parameters), None):
@@ -331,8 +350,27 @@ def _migrated(options: Iterable[tuple[str, str | None]], table: Mapping[str, Els
         else:
             remark = one.remark or advice(one.name, known, "Nothing here corresponds to it.", form=flag_of)
             yield Row(one.text, (), remark)
-    if not any(one.name in MODEL or one.plain in MODEL for one in given) and not {"models_dir", "config"} & set(values):
+    if not models and not {"models_dir", "config"} & set(values):
         yield Row("model", (), "None is given. Add a model, or --models-dir.")
+
+
+def _replaced(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows without the values that a later option of the command replaces."""
+    known = option_names(real_command("serve"))
+    with_one_value = {
+        flag: name
+        for name, option in known.items()
+        if not option.multiple
+        for flag in (*option.opts, *option.secondary_opts)
+    }
+    kept: list[Row] = []
+    last: dict[str, tuple[str, ...]] = {}
+    for row in reversed(list(rows)):
+        name = with_one_value.get(row.here[0], "") if row.here else ""
+        if name and last.setdefault(name, row.here) != row.here:
+            row = Row(row.given, (), f"A later option replaces it: {shlex.join(last[name])}.")
+        kept.append(row)
+    return kept[::-1]
 
 
 def _value(mine: str, value: str) -> str:
@@ -360,7 +398,7 @@ def _together(row: Row, mine: str, values: Mapping[str, str | None]) -> Row:
         return replace(row, here=(*row.here, flag_of(MATCHES[mine]), value))
     kinds = [kind for kind, one in OF_EXECUTORS.get(mine, {}).items() if not one.choices or value in one.choices]
     if kinds and "native" not in kinds and "executor" not in values:
-        return replace(row, remark=f"{row.remark} It needs --executor {' or '.join(kinds)}.".strip())
+        return Row(row.given, (), f"{shlex.join(row.here)} needs --executor {' or '.join(kinds)}: give both.")
     return row
 
 
@@ -373,13 +411,31 @@ def _with_value(one: Given, option: Any) -> Row:
         return Row(text, (max(flags, key=len),) if flags else (), remark)
     if value is None:
         return Row(text, (), f"{flag} needs a value. {remark}".strip())
+    if value in one.defaults:
+        return Row(text, (), "It is so by default; leave it out.")
+    if one.mine == "host" and "/" in value:
+        return Row(text, (), "The server listens at addresses, not at sockets in files.")
     if remark.startswith("a number of bytes, not"):
         return Row(text, (), f"Give {flag}, {remark}.")
     return Row(text, (flag, _value(one.mine or "", value)), remark)
 
 
+def _adapter(value: str) -> str | None:
+    """Return an adapter as NAME=PATH, from this form or from an object in JSON; None if it has neither form."""
+    if not value.startswith("{"):
+        return value if "=" in value else None
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    name, path = (found.get(key) for key in ("name", "path"))
+    return f"{name}={path}" if isinstance(name, str) and isinstance(path, str) else None
+
+
 def _checked(row: Row, command: Any) -> Row:
     """Return the row, or, where the command refuses its words, one that says why."""
+    if found := next((found for word in row.here if (found := EXPANSION.search(word))), None):
+        return Row(row.given, (), f"A shell replaces {shown(found[0])}: give its value.")
     try:
         command.make_context("serve", list(row.here))
     except (ConfigError, typer.BadParameter) as error:
