@@ -218,6 +218,7 @@ deploy-check: build/deploy-env $(PROMTOOL)  ## workflows, container, manifests, 
 	build/deploy-env/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	build/deploy-env/bin/hadolint Dockerfile
 	build/deploy-env/bin/kubernetes-validate --strict deploy/kubernetes.yaml
+	$(PROMTOOL) check config --syntax-only deploy/prometheus.yaml
 	$(PROMTOOL) check rules deploy/prometheus-alerts.yaml
 	$(PROMTOOL) test rules deploy/prometheus-alerts.test.yaml
 	sed 's,/opt/foreword/bin/foreword,/bin/true,' deploy/foreword.service > build/foreword.service

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from several_rig import serving_several
 
 from foreword.cli.app import app
 from foreword.cli.options import read_toml
+from foreword.cluster.metrics import Page, replica_metrics, responses_by_status
 from foreword.engine.config import FLAT
 from foreword.server.config import ServerConfig
 from foreword.server.operations import OPERATIONS
@@ -28,8 +30,30 @@ def test_every_metric_of_the_dashboard_and_of_the_alerts_is_served(talker):
     several_models = serving_several([ServedModel(model=str(talker), names=("a",))], load_on_demand=True)
     with serving(talker) as server, several_models as several:
         text = server.get("/metrics").text + several.get("/metrics").text
+    of_replicas = Page([responses_by_status(Counter([200])), *replica_metrics({0: 1}, [0])])
+    text += of_replicas.text().decode()
     served = {name.removesuffix("_total") for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)}
     assert names <= served
+
+
+def test_prometheus_gives_a_key_and_its_jobs_are_those_of_the_rules():
+    """A job without a key gets status 401 from a server with keys, and a rule for another job never applies."""
+    text = (DEPLOY / "prometheus.yaml").read_text()
+    jobs = re.findall(r"job_name: (\S+)\n    authorization: {credentials_file", text)
+    assert len(jobs) == text.count("job_name") == 2
+    rules = re.findall(r'up{job=~"(.*?)"}', (DEPLOY / "prometheus-alerts.yaml").read_text())
+    assert rules
+    assert all(re.fullmatch(rule, job) for rule in rules for job in jobs)
+    assert OPERATIONS.target("GET", "/metrics").access == "key"
+    manifest = (DEPLOY / "kubernetes.yaml").read_text()
+    assert re.findall(r"names: \[([\w-]+)\.", text)[0] in re.findall(r"name: (\S+)", manifest)
+
+
+def test_the_manifest_starts_as_many_threads_as_processors_are_requested():
+    text = (DEPLOY / "kubernetes.yaml").read_text()
+    (threads,) = re.findall(r'--num-threads,\s*"(\d+)"', text)
+    (processors,) = re.findall(r'requests: {cpu: "(\d+)"', text)
+    assert threads == processors
 
 
 def test_the_settings_of_the_page_are_known(tmp_path):
@@ -46,7 +70,7 @@ def test_the_settings_of_the_page_are_known(tmp_path):
 
 def test_the_manifest_starts_a_server_that_accepts_its_options_and_asks_public_routes():
     text = (DEPLOY / "kubernetes.yaml").read_text()
-    (arguments,) = re.findall(r"args: \[(.*)\]", text)
+    (arguments,) = re.findall(r"args: \[(.*?)\]", text, re.DOTALL)
     words = [word.strip().strip('"') for word in arguments.split(",")]
     assert words[0] == "serve"
     with pytest.raises(SystemExit) as end:
