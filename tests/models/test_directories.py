@@ -1,12 +1,14 @@
 """Directories of safetensors: shards, and configuration, index and weights that do not belong together."""
 
 import json
+import os
 import re
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+from talking_model import write_talking_model
 
 from foreword import LLM
 from foreword.errors import ModelError
@@ -245,3 +247,27 @@ def test_an_engine_on_weights_with_a_nan_is_not_made(tmp_path):
     folder = changed(tmp_path, {"quantization_config": {"quant_method": "fp8"}}, **parts)
     with pytest.raises(ModelError, match=r"tensor 'model\.layers\.2\.self_attn\.q_proj\.weight': holds a NaN"):
         LLM(str(folder), executor="native", max_model_len=64)
+
+
+READ = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+    "chat_template.json", "model.safetensors", "model.safetensors.index.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("kind", ["pipe", "device", "endless"])
+def test_a_file_without_an_end_is_refused_and_not_read(tmp_path, name, kind):
+    """A pipe would be waited for, and a device or a huge file of zeros would fill the memory."""
+    folder = write_talking_model(tmp_path / "model")
+    file = folder / name
+    file.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        with file.open("wb") as opened:
+            opened.truncate(1 << 42)
+    with pytest.raises(ModelError, match=re.escape(str(file))):
+        load_model(folder)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from foreword.errors import ModelError
-from foreword.jsonfile import read_object
 from foreword.models.files import T, typed_value
 from foreword.models.gguf import GGUF
 from foreword.models.keys import ONLY_IN_GGUF, WITHOUT_EFFECT, Keys
+from foreword.models.text_files import read_object
 
 O_BIAS = ONLY_IN_GGUF + "o_bias"
 """Whether the last product of attention has a bias, which the tensors of a GGUF file tell."""
@@ -179,7 +179,7 @@ class Config:
 
 def read_config(path: Path) -> Config:
     """Read a config.json. Raise ModelError if it cannot be read or is not a JSON object."""
-    return Config(path, read_object(path, ModelError))
+    return Config(path, read_object(path))
 
 
 def config_from_gguf(gguf: GGUF, keys: Keys) -> Config:

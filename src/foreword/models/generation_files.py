@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from foreword.errors import ModelError
-from foreword.jsonfile import read_object
 from foreword.models.config import Config
 from foreword.models.files import FETCH_AGAIN
 from foreword.models.keys import WITHOUT_EFFECT, Key, only, table
+from foreword.models.text_files import read_object
 
 _PARAMETERS = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")},
@@ -133,7 +133,7 @@ def read_suggestions(folder: Path) -> Suggestions:
 
 def _config(folder: Path) -> Config | None:
     path = folder / "generation_config.json"
-    return Config(path, read_object(path, ModelError), keys=_KEYS) if path.exists() else None
+    return Config(path, read_object(path), keys=_KEYS) if path.exists() else None
 
 
 def _suggestions(config: Config) -> Suggestions:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foreword.errors import ModelError
-from foreword.jsonfile import parse_object, read_object
+from foreword.jsonfile import parse_object
 from foreword.models.files import FETCH_AGAIN, FileRows, ModelFile, check_overlap
 from foreword.models.quants import Quant
+from foreword.models.text_files import read_object
 from foreword.models.weights import Tensor
 
 _FLOATS = {"F32": Quant.F32, "F16": Quant.F16, "BF16": Quant.BF16}
@@ -47,7 +48,7 @@ def read_directory(folder: Path) -> dict[str, Entry]:
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return read_entries(folder / "model.safetensors")
-    shards = read_object(index, ModelError).get("weight_map")
+    shards = read_object(index).get("weight_map")
     if not isinstance(shards, dict):
         raise ModelError(f"{index}: weight_map is not a JSON object. {FETCH_AGAIN}")
     for name, shard in shards.items():

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from foreword.errors import ModelError
-from foreword.jsonfile import read_bytes, read_object
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.files import FETCH_AGAIN
 from foreword.models.keys import Key, Keys, only, table
 from foreword.models.pooling import HeadActivation, HeadLayer, Pooling
+from foreword.models.text_files import read_bytes, read_object
 
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 """The modules that are computed, in this order; there may be several of Dense. Embeddings are normalised unless a
@@ -133,7 +133,7 @@ def _config(path: Path | None, keys: Keys, *, required: bool = False) -> Config:
     """
     if path is None or not (required or path.exists()):
         return Config(path or Path(), {}, keys=keys)
-    config = Config(path, read_object(path, ModelError), keys=keys)
+    config = Config(path, read_object(path), keys=keys)
     config.check(strict=bool(keys))
     return config
 
@@ -156,7 +156,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
     if not path.exists():
         return []
     try:
-        modules = json.loads(read_bytes(path, ModelError))
+        modules = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: is not a list of modules ({error!s:.80}). {FETCH_AGAIN}") from None
     if not isinstance(modules, list) or not modules:

@@ -10,10 +10,10 @@ import tokenizers
 from tokenizers import normalizers
 
 from foreword.errors import ModelError
-from foreword.jsonfile import read_bytes, read_object
 from foreword.models.config import Config
 from foreword.models.files import FETCH_AGAIN
 from foreword.models.text_bounds import check_growth
+from foreword.models.text_files import read_bytes, read_object
 from foreword.models.tokenizer_config import SPECIAL, configure
 from foreword.models.tokenizer_parts import TokenizerParts, panics_caught, turn_ends
 
@@ -50,7 +50,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     if not path.exists():
         fix = "Give a directory with the fast tokenizer's file; a tokenizer.model alone is not supported"
         raise ModelError(f"{path}: cannot be read (there is no such file). {fix}")
-    content = read_bytes(path, ModelError)
+    content = read_bytes(path)
     try:
         with panics_caught():
             backend = tokenizers.Tokenizer.from_buffer(content)
@@ -64,7 +64,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
 
 def _read_optional(path: Path) -> dict[str, Any]:
     """Return the file's JSON object, {} if it does not exist."""
-    return read_object(path, ModelError) if path.exists() else {}
+    return read_object(path) if path.exists() else {}
 
 
 def _token_text(path: Path, name: str, value: object) -> str | None:
@@ -105,7 +105,7 @@ def _templates(folder: Path) -> dict[str, str]:
 
 def _text(path: Path) -> str:
     try:
-        return read_bytes(path, ModelError).decode()
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise ModelError(f"{path}: {error}. {FETCH_AGAIN}") from None
 

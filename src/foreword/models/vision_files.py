@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from foreword.errors import ModelError
-from foreword.jsonfile import read_object
 from foreword.models.config import USE_ITS_CONFIG, Config, read_config
 from foreword.models.families.base import Rows
 from foreword.models.families.vision import GGUF_VISION_FAMILIES, VISION_FAMILIES
@@ -28,6 +27,7 @@ from foreword.models.gguf import GGUF, read_gguf
 from foreword.models.keys import Keys
 from foreword.models.mmproj import is_mmproj, mmproj_of
 from foreword.models.naming import vision_weights
+from foreword.models.text_files import read_object
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.vision_spec import VisionSpec
 from foreword.models.weights import FileWeights, Tensor, Weights, float_tensor
@@ -285,10 +285,10 @@ def _loaded(
 def _processor_configs(folder: Path, family: VisionFamily) -> tuple[Config, Config]:
     """Return the configuration of the processor of images. Raise ModelError for a directory without one."""
     path, other = folder / "processor_config.json", folder / "preprocessor_config.json"
-    values: Mapping[str, Any] = read_object(path, ModelError) if path.exists() else {}
+    values: Mapping[str, Any] = read_object(path) if path.exists() else {}
     processor = Config(path, values, keys=PROCESSOR_KEYS)
     if isinstance(own := values.get("image_processor"), Mapping):
         return processor, Config(path, own, keys=family.image_keys, part="image_processor.")
     if other.exists():
-        return processor, Config(other, read_object(other, ModelError), keys=family.image_keys)
+        return processor, Config(other, read_object(other), keys=family.image_keys)
     raise ModelError(f"{folder}: has no preprocessor_config.json. Fetch it with the model")
