@@ -426,6 +426,15 @@ def test_a_value_with_the_effect_of_the_default_is_left_out(engine, given):
     assert (command, rows[given]["remark"]) == (["foreword", "serve", "a"], "It is so by default; leave it out.")
 
 
+@pytest.mark.parametrize("option", ["-s -1", "--seed -1"])
+def test_the_number_that_means_any_seed_is_not_a_seed(option):
+    _, command, rows = migrated("llama.cpp", f"a {option}")
+    assert command == ["foreword", "serve", "a"]
+    assert "another seed in each run" in rows[option]["remark"]
+    _, command, rows = migrated("ollama", "-", text="FROM a\nPARAMETER seed -1\n")
+    assert command == ["foreword", "serve", "a"]
+
+
 @pytest.mark.parametrize("word", ["$KEY", "${KEY}", "$(cat key)"])
 def test_what_a_shell_replaces_is_not_passed_on_as_it_is_written(word):
     status, command, rows = migrated("vllm", f"a --api-key '{word}'")

@@ -19,7 +19,7 @@ class Elsewhere:
     of `foreword.names.OTHERS`.
     here: an option of `foreword serve`, or a parameter of requests. unit: what the value counts; "n": a number with k,
     M or G. separator: of several values in one, "json" for a list as JSON. values: how a value is written here.
-    defaults: values that say what is done here without the option. is_off: the switch turns off what `here` turns on.
+    left_out: values that the option here does not have, and why. is_off: the switch turns off what `here` turns on.
     """
 
     names: str
@@ -28,12 +28,14 @@ class Elsewhere:
     unit: str = ""
     separator: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
-    defaults: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
     most: int = 0
     least: int = 0
     is_off: bool = False
 
 
+DEFAULT = "It is so by default; leave it out."
+ANY_SEED = "It means another seed in each run: give each request its own seed."
 DEVICES = "A whole model is on one device: --executor device or torch. Leave it out."
 ALWAYS = "It always is so; leave it out."
 LOGS = "Errors are logged, and with --access-log each request as a line of JSON; leave it out."
@@ -58,7 +60,7 @@ SLEEP = "--model-keep-alive unloads a model without requests, if --models-dir or
 
 VLLM = (
     Elsewhere("-h --help", "It prints its help and ends; leave it out."),
-    Elsewhere("--dtype= --kv-cache-dtype=", defaults=("auto",)),
+    Elsewhere("--dtype= --kv-cache-dtype=", left_out={"auto": DEFAULT}),
     Elsewhere("--model= --seed= --host= --port= --max-logprobs= --block-size= --watermark= "
               "--scheduling-policy= --speculative-config= --num-gpu-blocks-override= --long-prefill-token-threshold= "
               "--gpu-memory-utilization= --load-format= --tokenizer= --tokenizer-mode= "
@@ -69,7 +71,7 @@ VLLM = (
               "--enable-prefix-caching! --enable-chunked-prefill! --async-scheduling! --enforce-eager! "
               "--trust-remote-code! --disable-log-stats --max-num-seqs="),
     Elsewhere("--device-memory-utilization=", here="gpu_memory_utilization"),
-    Elsewhere("--max-model-len=", unit="n", defaults=("auto", "-1")),
+    Elsewhere("--max-model-len=", unit="n", left_out={"auto": DEFAULT, "-1": DEFAULT}),
     Elsewhere("--max-num-batched-tokens=", unit="n"),
     Elsewhere("-tp=", here="tensor_parallel_size"),
     Elsewhere("-dp=", here="replicas"),
@@ -221,18 +223,18 @@ LLAMA_CPP = (
               "It prints and ends; leave it out."),
     Elsewhere("-m= --model= -hf= --hf-repo= --host= "
               "--port= --mlock --no-mmap -fa=? --flash-attn=? --rope-scaling= --rope-freq-base= --cache-prompt! "
-              "--mmproj= --slot-save-path= --models-dir= --seed= -ngl= --gpu-layers= --n-gpu-layers= -md= "
+              "--mmproj= --slot-save-path= --models-dir= -ngl= --gpu-layers= --n-gpu-layers= -md= "
               "--model-draft= --draft= --draft-n= --draft-max="),
     Elsewhere("--predict= --n-predict= --temp= --temperature= --top-k= --top-p= --min-p= --top-n-sigma= "
               "--xtc-probability= --xtc-threshold= --typical-p= --repeat-penalty= --presence-penalty= "
               "--frequency-penalty= --dry-multiplier= --dry-base= --dry-allowed-length= --ignore-eos --mirostat= "
               "--grammar= --json-schema= --logit-bias="),
-    Elsewhere("-t= --threads= -np= --parallel=", defaults=("-1",)),
-    Elsewhere("-c= --ctx-size=", defaults=("0",)),
+    Elsewhere("-t= --threads= -np= --parallel=", left_out={"-1": DEFAULT}),
+    Elsewhere("-c= --ctx-size=", left_out={"0": DEFAULT}),
     Elsewhere("-hfr=", here="model"),
     Elsewhere("--lora=", separator=","),
     Elsewhere("-n=", here="max_tokens"),
-    Elsewhere("-s=", here="seed"),
+    Elsewhere("-s= --seed=", here="seed", left_out={"-1": ANY_SEED}),
     Elsewhere("-l=", here="logit_bias"),
     Elsewhere("-r= --reverse-prompt=", here="stop"),
     Elsewhere("--top-nsigma=", here="top_n_sigma"),
@@ -342,9 +344,10 @@ LLAMA_CPP = (
 )  # fmt: skip
 
 OLLAMA = (
-    Elsewhere("num_ctx= num_thread=", defaults=("0",)),
+    Elsewhere("seed=", left_out={"-1": ANY_SEED}),
+    Elsewhere("num_ctx= num_thread=", left_out={"0": DEFAULT}),
     Elsewhere("from= adapter= num_batch= num_gpu= num_keep= penalize_newline="),
-    Elsewhere("num_predict= temperature= seed= stop= top_k= top_p= min_p= typical_p= repeat_penalty= "
+    Elsewhere("num_predict= temperature= stop= top_k= top_p= min_p= typical_p= repeat_penalty= "
               "presence_penalty= frequency_penalty= mirostat= tfs_z="),
     Elsewhere("draft=", here="speculation_model"),
     Elsewhere("draft_num_predict=", here="speculation_num_tokens"),

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any
@@ -240,8 +240,8 @@ MATCHES = {"speculation_min_match": "speculation_max_match", "speculation_max_ma
 class Given:
     """An option of the other program. plain: its name as settings have it; for a key of --speculative-config, that of
     the setting. mine: the option of `foreword serve`; None if there is none. names, remark: of names.OTHERS, or
-    why there is no option. is_off: it is the form of a switch that turns it off. defaults: values with the effect
-    of leaving it out here.
+    why there is no option. is_off: it is the form of a switch that turns it off. left_out: values that the option does
+    not have, and why.
     """
 
     name: str
@@ -252,7 +252,7 @@ class Given:
     names: tuple[str, ...]
     remark: str
     is_off: bool
-    defaults: Collection[str] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def _each(
@@ -285,7 +285,7 @@ def _each(
             yield Given(name, value, text, plain, None, (), "It is empty; leave it out.", there.is_off)
         for one in values:
             remark = remark if mine != plain else ""
-            yield Given(name, one, text, plain, mine, names, remark, there.is_off, there.defaults)
+            yield Given(name, one, text, plain, mine, names, remark, there.is_off, there.left_out)
 
 
 def _values(there: Elsewhere, value: str | None) -> list[str | None]:
@@ -411,8 +411,8 @@ def _with_value(one: Given, option: Any) -> Row:
         return Row(text, (max(flags, key=len),) if flags else (), remark)
     if value is None:
         return Row(text, (), f"{flag} needs a value. {remark}".strip())
-    if value in one.defaults:
-        return Row(text, (), "It is so by default; leave it out.")
+    if value in one.left_out:
+        return Row(text, (), one.left_out[value])
     if one.mine == "host" and "/" in value:
         return Row(text, (), "The server listens at addresses, not at sockets in files.")
     if remark.startswith("a number of bytes, not"):
