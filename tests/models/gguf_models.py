@@ -553,6 +553,7 @@ def experts_everywhere(tiny, like):
 
 def rotary(config):
     """The metadata of rotary scaling and of heads that rotate in part, and the divisors of frequencies by name."""
+    config = usual(config)
     architecture, of_types = architecture_of(config), config.get("rope_parameters") or {}
     rope = of_types.get("full_attention", of_types)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

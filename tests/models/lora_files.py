@@ -34,7 +34,7 @@ def linear_modules(shapes, ends=LINEAR):
 def is_turned(shapes, name):
     """Return whether a checkpoint has the matrix of a module as [in, out], as those of GPT-2."""
     rows, cols = shapes.get("transformer.h.0.attn.c_attn.weight", (1, 1))
-    return cols == 3 * rows and "c_" in name
+    return cols == 3 * rows and ".c_" in name
 
 
 def random_factors(shapes, rank=4, seed=1, ends=LINEAR):

@@ -106,18 +106,22 @@ def draw_gptq(rng, out, inner, group, bits=4, zero=None, g_idx=None):
 
 def is_linear(name, shape):
     """Return whether such checkpoints quantise a weight: it is of a linear layer, but of neither router nor head."""
-    kept = r"embed|lm_head|norm|router|(^|\.)gate\.weight|shared_expert_gate|conv"
+    kept = r"embed|\.w[tp]e\.|lm_head|norm|router|(^|\.)gate\.weight|shared_expert_gate|conv"
     return len(shape) == 2 and name.endswith(".weight") and re.search(kept, name) is None
 
 
-def drawn_instead(tensors, draw, loop, is_drawn):
-    """A checkpoint with some of its tensors drawn: as they are stored, and as floats. is_drawn: of a name and shape."""
+def drawn_instead(tensors, draw, loop, is_drawn, is_turned=lambda name: False):
+    """A checkpoint with some of its tensors drawn: as they are stored, and as floats. is_drawn: of a name and shape.
+    is_turned: of the name of a matrix whose floats are [in, out].
+    """
     random, stored, floats = np.random.default_rng(0), {}, {}
     for name, value in tensors.items():
-        if is_drawn(name, value.shape):
-            parts = draw(random, *value.shape)
+        shape = value.shape[::-1] if is_turned(name) else value.shape
+        if is_drawn(name, shape):
+            parts = draw(random, *shape)
             stored |= {name.removesuffix("weight") + part: array for part, array in parts.items()}
-            floats[name] = loop(parts).astype("<f4")
+            matrix = loop(parts).astype("<f4")
+            floats[name] = np.ascontiguousarray(matrix.T) if is_turned(name) else matrix
         else:
             stored[name] = floats[name] = value
     return stored, floats

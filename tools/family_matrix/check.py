@@ -32,6 +32,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ from foreword.errors import ConfigError, ModelError  # noqa: E402
 from foreword.models.loader import load_model  # noqa: E402
 from models import gguf_models  # noqa: E402
 from models import quantized_checkpoints as stored  # noqa: E402
-from models.lora_files import linear_modules, merged, random_factors, write_peft  # noqa: E402
+from models.lora_files import is_turned, linear_modules, merged, random_factors, write_peft  # noqa: E402
 from models.recorded import TINY  # noqa: E402
 from models.tiny import random_tensors, write_model  # noqa: E402
 
@@ -255,7 +256,8 @@ def checked_quantised(column: str, name: str, tiny: Tiny, place: Path) -> None:
     def is_drawn(name: str, shape: tuple[int, ...]) -> bool:
         return stored.is_linear(name, shape) and not any(n % unit for n, unit in zip(shape, units, strict=True))
 
-    tensors, floats = stored.drawn_instead(random_tensors(tiny["shapes"]), draw, loop, is_drawn)
+    plain, turned = random_tensors(tiny["shapes"]), partial(is_turned, tiny["shapes"])
+    tensors, floats = stored.drawn_instead(plain, draw, loop, is_drawn, turned)
     oracle = oracle_of(write_model(place / "floats", config, floats), name)
     folder = write_model(place / "model", {**config, "quantization_config": quantization}, tensors)
     rig = Rig(folder, config["vocab_size"], oracle)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from foreword.models.families import FAMILIES
+
 Config = dict[str, Any]
 
 CHOICES: Mapping[str, Sequence[object]] = {
@@ -14,7 +16,7 @@ CHOICES: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("intermediate_size", "intermediate_size_mlp"), (24, 40, 52, 61, 88)),
     **dict.fromkeys(("moe_intermediate_size", "moe_shared_expert_intermediate_size"), (8, 12, 20, 34)),
     **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), (12, 20, 36)),
-    "sliding_window": (1, 2, 3, 7, 100),
+    **dict.fromkeys(("sliding_window", "window_size"), (1, 2, 3, 7, 100)),
     "attention_chunk_size": (3, 5, 16),
     **dict.fromkeys(("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"), (1e-6, 1e-5, 1e-2)),
     **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), (6, 10, 16)),
@@ -50,13 +52,23 @@ CHOICES: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("dim_model_base", "floor_scale"), (4, 16)),
     "time_step_min": (0.001, 0.2),
     "topk_method": ("greedy", "group_limited_greedy"),
+    "rotary_dim": (2, 4, 6, 8),
+    **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "multi_query", "bias"), (True, False)),
+    **dict.fromkeys(("reorder_and_upcast_attn", "enable_bias", "scale_embedding", "parallel_attn"), (True, False)),
+    "num_ln_in_parallel_attn": (1, 2),
+    "prefix_dense_intermediate_size": (20, 36),
+    "expert_selection_fn": ("softmax", "sigmoid"),
+    "shared_expert_combination_strategy": ("average", "sum"),
+    **dict.fromkeys(("sliding_window_pattern", "prefix_dense_sliding_window_pattern"), (1, 2, 3)),
 }
-"""Values of keys, of which each is drawn half of the time. Keys with null keep it."""
+"""Values of keys under their usual names, of which each is drawn half of the time. Keys with null keep it."""
 RARE: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"), (True, False)),
     "rope_interleave": (True, False),
     **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu", "gelu_pytorch_tanh", "gelu", "relu")),
     "position_embedding_type": ("rope", None),
+    **dict.fromkeys(("alibi", "do_layer_norm_before", "layer_norm_elementwise_affine"), (True, False)),
+    "word_embed_proj_dim": (16, 24),
 }
 """Values of keys, drawn less often, since many types refuse them."""
 ROTARY: Sequence[Config] = (
@@ -76,11 +88,12 @@ LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers"
 def drawn(config: Config, seed: int) -> Config:
     """Return another configuration of the same type. It may be one that transformers does not take."""
     rng = np.random.default_rng(seed)
+    usual = FAMILIES[config["model_type"]].other_names
 
     def pick(values: Sequence[Any]) -> Any:
         return values[int(rng.integers(len(values)))]
 
-    found = dict(config)
+    found = {usual.get(name, name): value for name, value in config.items()}
     for choices, share in ((CHOICES, 0.5), (RARE, 0.05)):
         for key, values in choices.items():
             if isinstance(found.get(key), bool | int | float | str) and rng.random() < share:
@@ -93,24 +106,30 @@ def drawn(config: Config, seed: int) -> Config:
     if not found.get("num_kv_shared_layers") and not found.get("per_layer_config"):
         _layers(found, pick)
     _rotary(found, pick)
-    return found
+    own = {usual.get(name, name): name for name in config}
+    return {own.get(name, name): value for name, value in found.items()}
 
 
 def _heads(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
-    heads = found["num_attention_heads"] = pick((1, 2, 3, 4, 6, 8))
+    before = found.get("hidden_size")
+    heads = found["num_attention_heads"] = pick((4, 8) if found["model_type"] == "codegen" else (1, 2, 3, 4, 6, 8))
     if "kv_lora_rank" in found:
         rotary = found["qk_rope_head_dim"]
         sizes = {"num_key_value_heads": heads, "head_dim": rotary, "qk_head_dim": found["qk_nope_head_dim"] + rotary}
         found |= {key: size for key, size in sizes.items() if key in found}
         found["hidden_size"] = pick((24, 32, 40, 64, 96))
         return
-    if "num_key_value_heads" in found:
+    if "multi_query" in found and not found.get("new_decoder_architecture"):  # which says how many it has
+        found["num_key_value_heads"] = 1 if found["multi_query"] else heads
+    elif "num_key_value_heads" in found:
         found["num_key_value_heads"] = pick([n for n in range(1, heads + 1) if heads % n == 0])
     size = pick((4, 8, 10, 12, 16, 20, 24))
     if found.get("head_dim") and found["model_type"] not in ("llama", "qwen2", "minicpm", "aria_text", "cohere2"):
         found |= {"head_dim": size, "hidden_size": pick((24, 32, 40, 64, 96))}
     else:
         found |= {"hidden_size": heads * size, **({"head_dim": size} if "head_dim" in found else {})}
+    if found.get("word_embed_proj_dim") == before:
+        found["word_embed_proj_dim"] = found["hidden_size"]
 
 
 def _groups_of_experts(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
@@ -149,6 +168,10 @@ def _layers(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
         found[key] = [pick(kinds) for _ in range(count)]
         if "full_attention" in kinds:
             found[key][pick(range(count))] = "full_attention"
+    if found.get("attention_types"):
+        kinds = [pick(("global", "local")) for _ in range(pick((1, count)))]
+        found["attention_types"] = [[kinds, times := pick((1, 2))]]
+        found |= {"attention_layers": kinds * times, "num_hidden_layers": len(kinds) * times}
     if isinstance(found.get("intermediate_size"), list):
         found["intermediate_size"] = [pick((24, 40, 52)) for _ in range(count)]
     for key in ("attn_layer_indices", "moe_layers", "mlp_only_layers"):
