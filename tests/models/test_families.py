@@ -56,6 +56,22 @@ def test_a_checkpoint_may_have_the_names_of_the_modules_of_transformers(tmp_path
     assert_logits(load_model(write_model(tmp_path / "model", TINY[name]["config"], tensors)), name)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gpt-neox", "gptj", "opt", "phi", "llama3", "qwen3"])
+def test_a_checkpoint_may_have_names_without_that_of_the_model(tmp_path, name):
+    tensors = random_tensors(TINY[name]["shapes"])
+    if name == "gpt2":  # some have the head, which is the embedding
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
+    tensors = {re.sub(r"^(transformer|gpt_neox|model)\.", "", key): value for key, value in tensors.items()}
+    assert_logits(load_model(write_model(tmp_path / "model", TINY[name]["config"], tensors)), name)
+
+
+def test_a_head_of_its_own_is_found_beside_names_without_that_of_the_model(tmp_path):
+    tensors = random_tensors({**TINY["gpt2"]["shapes"], "lm_head.weight": [48, 32]})
+    bare = {key.removeprefix("transformer."): value for key, value in tensors.items()}
+    head = load_model(write_model(tmp_path / "model", TINY["gpt2"]["config"], bare)).weights["lm_head"]
+    np.testing.assert_array_equal(head.dequantize(), tensors["lm_head.weight"])
+
+
 FUSED = {"self_attn": ("qkv_proj", "qkv"), "mlp": ("gate_up_proj", ("gate", "up"))}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from foreword.models.quantized import conversions, read_weights
 from foreword.models.quants import Quant
 from foreword.models.safetensors import read_directory
 from models import quantized_checkpoints as stored
+from models.lora_files import is_turned
 from models.quantized_checkpoints import draw_awq, draw_fp8, draw_gptq
 from models.recorded import TINY
 from models.running import EXECUTORS, all_logits, whole
@@ -219,9 +221,9 @@ def test_scales_of_activations_and_keys_are_left_out(tmp_path):
 def quantized_model(folder, name, quantization, draw, loop):
     """A tiny model whose projections are drawn, and the same as floats: two directories."""
     tiny = TINY[name]
-    tensors, floats = stored.drawn_instead(
-        random_tensors(tiny["shapes"]), draw, loop, lambda name, _: re.search(r"(_proj|\.w\d)\.weight", name)
-    )
+    plain, turned = random_tensors(tiny["shapes"]), partial(is_turned, tiny["shapes"])
+    drawn = re.compile(r"(_proj|\.w\d|\.c_\w+)\.weight")
+    tensors, floats = stored.drawn_instead(plain, draw, loop, lambda name, _: drawn.search(name), turned)
     config = {**tiny["config"], "quantization_config": quantization}
     return write_model(folder / "quantized", config, tensors), write_model(folder / "floats", tiny["config"], floats)
 
@@ -230,6 +232,8 @@ MODELS = {
     "llama3, AWQ": ("llama3", AWQ, lambda r, o, i: draw_awq(r, o, i, 32), lambda p: stored.awq(p, 32)),
     "phi3, AWQ": ("phi3", AWQ, lambda r, o, i: draw_awq(r, o, i, 32), lambda p: stored.awq(p, 32)),
     "qwen2, GPTQ": ("qwen2", GPTQ, lambda r, o, i: draw_gptq(r, o, i, 32), lambda p: stored.gptq(p, 32)),
+    "gpt2, GPTQ": ("gpt2", GPTQ, lambda r, o, i: draw_gptq(r, o, i, 32), lambda p: stored.gptq(p, 32)),
+    "gpt2, FP8": ("gpt2", FP8, lambda r, o, i: draw_fp8(r, o, i, (o, i)), lambda p: stored.fp8(p, (999, 999))),
     "gemma3, FP8": ("gemma3", FP8, lambda r, o, i: draw_fp8(r, o, i, (o, i)), lambda p: stored.fp8(p, (999, 999))),
 }
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]

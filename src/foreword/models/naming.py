@@ -26,7 +26,7 @@ from foreword.models.families.base import (
 )
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.families.vision_base import UNUSED
-from foreword.models.files import OrderedRows, TransposedRows
+from foreword.models.files import FileRows, OrderedRows, TransposedRows
 from foreword.models.pooling import GGUF_DENSE, PoolingSpec
 from foreword.models.spec import DecoderSpec, MlaSpec, weight_names
 from foreword.models.vision_spec import VisionSpec, vision_weight_names
@@ -98,10 +98,7 @@ def weights_from_safetensors(
     prefix: the beginning of the names of a layer's tensors, {i} its number.
     """
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec), **_dense_names(pooling)}
-    model, _, embed = str(names["embed"]).partition(".")
-    if embed in tensors:  # saved without a head
-        tensors = {name if name.startswith(DENSE) else f"{model}.{name}": tensor for name, tensor in tensors.items()}
-    tensors = _renamed(path, tensors, family.renamed)
+    tensors = _renamed(path, tensors, family)
     if family.transposed:
         tensors = {name: _turned(own) if name.endswith(family.transposed) else own for name, own in tensors.items()}
     if "experts.gate_up" not in names and any(name.endswith(_STACKED_EXPERTS) for name in tensors):
@@ -123,15 +120,22 @@ def weights_from_safetensors(
     return weights
 
 
-def _renamed(path: Path, tensors: Mapping[str, Tensor], parts: Mapping[str, str]) -> Mapping[str, Tensor]:
-    """Return the tensors by the names of a family: see `Family.renamed`. Raise ModelError for two of one name."""
-    for part, own in parts.items():
+def _renamed(path: Path, tensors: Mapping[str, Tensor], family: Family) -> Mapping[str, Tensor]:
+    """Return the tensors by the names of a family: see `Family.renamed`. Those of a checkpoint whose embedding has not
+    the name of the model in front get it, but for the head. Raise ModelError for two of one name.
+    """
+    for part, own in family.renamed.items():
         others = {name: name.replace(part, own) for name in tensors if part in name}
         if both := next((name for name, other in others.items() if other in tensors), None):
             fix = "Use a file that has one of them"
             raise ModelError(f"{path}: tensors {both} and {others[both]} are the same weight. {fix}")
         tensors = {others.get(name, name): tensor for name, tensor in tensors.items()}
-    return tensors
+    names = {**SAFETENSORS_NAMES, **family.names}
+    model, _, embed = names["embed"].partition(".")
+    if embed not in tensors:
+        return tensors
+    outside = DENSE, names["lm_head"].removesuffix("weight")
+    return {name if name.startswith(outside) else f"{model}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def _with_layer(names: Mapping[str, str | Rows], usual: str, prefix: str) -> dict[str, str | Rows]:
@@ -182,7 +186,7 @@ def _fused_rows(
 
 def has_own_head(path: Path, tensors: Mapping[str, Tensor], family: Family) -> bool:
     """Return whether safetensors hold a matrix of logits other than the embedding, whatever the configuration says."""
-    names, tensors = {**SAFETENSORS_NAMES, **family.names}, _renamed(path, tensors, family.renamed)
+    names, tensors = {**SAFETENSORS_NAMES, **family.names}, _renamed(path, tensors, family)
     head, embed = (tensors.get(names[name]) for name in ("lm_head", "embed"))
     if head is None or embed is None:
         return False
@@ -386,8 +390,8 @@ def source_of(
 
 
 def _of_expert(tensor: Tensor, expert: int, *, transposed: bool) -> Tensor:
-    """Return the weight of an expert in the tensor of all [experts, …]. transposed: [out, in] of [in, out], if of
-    floats.
+    """Return the weight of an expert in the tensor of all [experts, …]. transposed: [out, in] of [in, out], as
+    `_turned` says.
     """
     count, shape = prod(tensor.shape[1:-1]), tensor.shape[1:]
     stored = tensor.stored[expert * count : (expert + 1) * count]
@@ -396,8 +400,8 @@ def _of_expert(tensor: Tensor, expert: int, *, transposed: bool) -> Tensor:
 
 
 def _turned(matrix: Tensor) -> Tensor:
-    """Return [out, in] of [in, out], if of floats."""
-    if matrix.quant.block_size > 1:
+    """Return [out, in] of [in, out], if a file has its floats: quantised matrices are [out, in]."""
+    if matrix.quant.block_size > 1 or not isinstance(matrix.stored, FileRows):
         return matrix
     shape = matrix.shape[::-1]
     return Tensor(TransposedRows(matrix.stored, matrix.quant.block_bytes, 0, shape[0]), matrix.quant, shape)
