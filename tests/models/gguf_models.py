@@ -180,6 +180,7 @@ EXPRESSIBLE = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
     },
+    "gpt2": {"scale_attn_by_inverse_layer_idx": False},
     "gpt_oss": {"swiglu_limit": 7.0, "layer_types": None},
     "lfm2_moe": {"routed_scaling_factor": 1.0, "norm_topk_prob": True},
     "llama4_text": {

@@ -371,6 +371,7 @@ MODELS = {
     "gptj": transformers.GPTJConfig(**GPT, n_inner=40, rotary_dim=4),
     "codegen": transformers.CodeGenConfig(**GPT, rotary_dim=6, tie_word_embeddings=True),
     "gpt2": transformers.GPT2Config(**GPT, n_inner=40),
+    "gpt2-inverse": transformers.GPT2Config(**GPT, scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True),
     "starcoder": transformers.GPTBigCodeConfig(**GPT, n_inner=40),
     "starcoder-heads": transformers.GPTBigCodeConfig(**GPT, multi_query=False, tie_word_embeddings=False),
     "gpt-neo": transformers.GPTNeoConfig(

@@ -25,7 +25,7 @@ from foreword.models.families.base import (
 )
 from foreword.models.keys import Key, only, table
 from foreword.models.rope import rope_parameters, rope_spec
-from foreword.models.spec import DecoderSpec, LayerSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, QueryGrowth
 
 _BIASED = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
 
@@ -56,8 +56,15 @@ def codegen(config: Config) -> DecoderSpec:
 
 
 def gpt2(config: Config) -> DecoderSpec:
-    layers = (LayerSpec(None),) * num_layers(config)
+    is_inverse = config.get("scale_attn_by_inverse_layer_idx", bool)
+    growths = (_inverse(i) if is_inverse else None for i in range(num_layers(config)))
+    layers = tuple(LayerSpec(None, query_growth=growth) for growth in growths)
     return gpt_decoder(config, "gpt2", layers, **_scale(config), **_learned(config), **_BIASED)
+
+
+def _inverse(layer: int) -> QueryGrowth:
+    """Return a growth of queries that is 1 / (layer + 1) at every position: the logarithm in it is always ln 2."""
+    return QueryGrowth(_FAR, (1 / (layer + 1) - 1) / math.log(2), offset=_FAR)
 
 
 def gpt_bigcode(config: Config) -> DecoderSpec:
@@ -154,6 +161,8 @@ def _shifted(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 
 _PARTS = 4
+_FAR = 1 << 30
+"""A number of tokens that no text has."""
 _FIXED_EPS = 1e-5
 OWN_EPS = replace(LAYER_NORM_EPS, own="layer_norm_epsilon")
 _GPT = (
@@ -233,7 +242,7 @@ FAMILIES = {
         gpt2,
         table(
             *(LEARNED_POSITIONS, _GPT, [_NO_CROSS, Key("scale_attn_weights", True)]),
-            [only("scale_attn_by_inverse_layer_idx", False)],
+            [Key("scale_attn_by_inverse_layer_idx", False)],
             hidden_act="gelu_new",
             tie_word_embeddings=True,
         ),
