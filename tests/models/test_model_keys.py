@@ -127,7 +127,8 @@ def test_the_usual_name_of_a_key_has_an_effect_only_where_it_has_one_in_the_refe
     assert key.is_alias == (reference["aliases"].get(key.name) == key.own)
     if key.is_alias or key.name in reference["defaults"]:
         return
-    config, value = base(model_type), {"relu": "silu"}.get(key.default, "relu") if key.name == "hidden_act" else 0.125
+    config = {name: value for name, value in base(model_type).items() if name != "rope_parameters"}
+    value = {"relu": "silu"}.get(key.default, "relu") if key.name == "hidden_act" else 0.125
     given = config.get(key.own) or key.default
     if given is not None:
         assert ALL[model_type].read(Config(PATH, config | {key.name: given})) == ALL[model_type].read(
@@ -135,6 +136,30 @@ def test_the_usual_name_of_a_key_has_an_effect_only_where_it_has_one_in_the_refe
         )
     with pytest.raises(ModelError, match=rf"{key.name} = .* no effect in the reference, which reads {key.own}\. Use"):
         ALL[model_type].read(Config(PATH, config | {key.name: value}))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values"),
+    [
+        ("gpt2", {"n_inner": None, "intermediate_size": 3072}),  # four times hidden_size
+        ("gpt2", {"hidden_act": "gelu_pytorch_tanh"}),
+        ("falcon", {"num_kv_heads": 4, "num_key_value_heads": 1}),  # with multi_query
+        (
+            "gpt_neox",
+            {
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 500.0,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+            },
+        ),
+    ],
+)
+def test_the_usual_name_of_a_key_may_have_the_value_that_is_computed(model_type, values):
+    usual = [key.name for key in FAMILIES[model_type].keys.values() if key.own]
+    without = {name: value for name, value in values.items() if name not in usual}
+    assert outcome(model_type, base(model_type) | values) == ALL[model_type].read(
+        Config(PATH, base(model_type) | without)
+    )
 
 
 def test_a_key_with_two_values_by_two_names_is_refused_with_both():
@@ -262,6 +287,16 @@ def test_rotary_parameters_are_computed_or_refused(tmp_path, kind):
         (
             "llama3",
             {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor = 0.5 is not supported",
+        ),
+        (  # which its reference has no use for, unless the type is proportional
+            "lfm3",
+            {
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+                    "full_attention": {"rope_type": "proportional", "rope_theta": 500.0},
+                }
+            },
             "partial_rotary_factor = 0.5 is not supported",
         ),
         (

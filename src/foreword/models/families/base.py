@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from foreword.errors import ModelError
 from foreword.models.config import O_BIAS, USE_ITS_CONFIG, Config
 from foreword.models.keys import Key, Keys, only, only_in_gguf
 from foreword.models.rope import ROPE_KEYS, ROTARY_DIM, model_length, rope_parameters, rope_spec
@@ -244,23 +245,34 @@ class Family:
         """
         config = replace(config, keys=self.keys)
         if not config.prefix:
-            self._check_names(config)
-            config = config.with_usual_names(self.other_names)
+            config = self._with_usual_names(config)
         config.check()
         spec, longest = self.spec(config), config.size("max_position_embeddings")
         if spec.max_model_len >= longest:
             return spec
         return replace(spec, longer=self.spec(replace(config, served_length=longest)))
 
-    def _check_names(self, config: Config) -> None:
-        """Raise ModelError for a value under the usual name of a key, where its reference reads only the own name."""
-        for key in self.keys.values():
-            if not key.own or key.is_alias or (value := config.values.get(key.name)) is None:
-                continue
-            given = config.values.get(key.own)
-            if value != (key.default if given is None else given):
-                reason = f"{key.name} = {value!r:.80} has no effect in the reference, which reads {key.own}"
+    def _with_usual_names(self, config: Config) -> Config:
+        """Return the config by the usual names of keys. Raise ModelError for a value under a usual name in whose place
+        the reference reads only the own name, if the value would change the spec.
+        """
+        only_own = {key.name: key.own for key in self.keys.values() if key.own and not key.is_alias}
+        given = {name: value for name in only_own if (value := config.values.get(name)) is not None}
+        values = {name: value for name, value in config.values.items() if name not in given}
+        usual = replace(config, values=values).with_usual_names(self.other_names)
+        for name, value in given.items():
+            if not self._is_same(usual, usual.with_values({name: value})):
+                reason = f"{name} = {value!r:.80} has no effect in the reference, which reads {only_own[name]}"
                 raise config.error(reason, USE_ITS_CONFIG)
+        return usual
+
+    def _is_same(self, config: Config, other: Config) -> bool:
+        """Return whether another config is valid and has the spec of the config."""
+        try:
+            other.check()
+            return self.spec(other) == self.spec(config)
+        except ModelError:
+            return False
 
 
 def decoder(
