@@ -22,7 +22,7 @@ from foreword.models.families.base import (
 from foreword.models.families.states import mixed_layers, stacked
 from foreword.models.keys import Key, only, table
 from foreword.models.recurrent import RecurrentSpec
-from foreword.models.rope import PARTIAL_ROTARY, check_bases
+from foreword.models.rope import check_bases
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -188,7 +188,7 @@ FAMILIES = {
         "LFM3: short convolutions, and layers with and without a window",
         lfm3,
         table(
-            *(_BOTH, ATTENTION_BIAS, [PARTIAL_ROTARY, Key("sliding_window", 256)]),
+            *(_BOTH, ATTENTION_BIAS, [Key("sliding_window", 256)]),
             [Key("use_sandwich_norm", True), Key("use_attention_gate", True)],
             conv_L_cache=7,
             head_dim=128,
