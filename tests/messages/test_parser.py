@@ -367,10 +367,21 @@ def test_a_call_of_mistral_may_have_an_id_before_its_arguments():
     assert calls_of(in_pieces(listed, EVERY, FORMATS["mistral"])) == [("f", {"a": 1})]
 
 
+@pytest.mark.parametrize("name", ["mistral3", "mistral"])
+@pytest.mark.parametrize(("opening", "closing"), [("[THINK]", "[/THINK]"), ("<think>\n", "\n</think>\n")])
+def test_the_reasoning_of_mistral_has_either_marks(name, opening, closing):
+    """The first of its models that reasoned wrote the marks that others write."""
+    message = in_pieces(f"{opening}Hm.{closing}Yes.{WRITERS[name]([('f', {})])}", EVERY, FORMATS[name])
+    assert (message.reasoning, message.content, calls_of(message)) == ("Hm.", "Yes.", [("f", {})])
+
+
 @pytest.mark.parametrize(
     ("sign", "name"),
     [
         ("List of tools: <|tool_list_start|>[", "lfm2"),
+        ("List of tools: [{% endif %}{{ content.split('</think>')[-1] }}{% if tools %}", "lfm2"),
+        ("List of tools: {% endif %}{{ '<think>' ~ thinking ~ '<|tool_call_start|>[' }}{% if tools %}", "lfm2"),
+        ("List of tools: <tools></tools> Write <tool_call>", "hermes"),
         ("{{- '[TOOL_CALLS]' + tool['function']['name'] + '[ARGS]' + arguments }}", "mistral3"),
         ("{{- '[TOOL_CALLS] [' }}", "mistral"),
     ],

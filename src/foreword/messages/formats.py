@@ -167,7 +167,7 @@ _LLAMA_UNMARKED = JsonCalls(arguments="parameters", separators=";", unmarked=Tru
 _PYTHONIC = NamedCalls(notation=PYTHON, opening="(", listed=True, unmarked=True)
 _MARKED_PYTHONIC = replace(_PYTHONIC, unmarked=False)
 _INST = Literals(["[/INST]"])
-_THINK_IN_BRACKETS = _between("reasoning", "[THINK]", "[/THINK]")
+_MISTRAL_THINKS = (_between("reasoning", "[THINK]", "[/THINK]"), _THINK)
 
 FORMATS = {
     format.name: format
@@ -224,16 +224,10 @@ FORMATS = {
             signs=("<|start_header_id|>",),
         ),
         ResponseFormat(
-            name="lfm2",
-            anchor=_CHATML,
-            regions=(_THINK, _between("calls", "<|tool_call_start|>", "<|tool_call_end|>", calls=_MARKED_PYTHONIC)),
-            signs=("<|tool_list_start|>",),
-        ),
-        ResponseFormat(
             name="mistral3",
             anchor=_INST,
             regions=(
-                _THINK_IN_BRACKETS,
+                *_MISTRAL_THINKS,
                 Region(kind="calls", open=Literals(["[TOOL_CALLS]"]), calls=NamedCalls(header="[ARGS]")),
             ),
             signs=("[TOOL_CALLS]", "[ARGS]"),
@@ -242,7 +236,7 @@ FORMATS = {
             name="mistral",
             anchor=_INST,
             regions=(
-                _THINK_IN_BRACKETS,
+                *_MISTRAL_THINKS,
                 Region(kind="calls", open=Literals(["[TOOL_CALLS]"]), calls=JsonCalls(listed=True)),
             ),
             bare=_BARE,
@@ -261,6 +255,12 @@ FORMATS = {
             regions=(_THINK, _between("calls", "<tool_call>", "</tool_call>", calls=JsonCalls(), padding="\n")),
             bare=_BARE,
             signs=("<tool_call>",),
+        ),
+        ResponseFormat(
+            name="lfm2",
+            anchor=_CHATML,
+            regions=(_THINK, _between("calls", "<|tool_call_start|>", "<|tool_call_end|>", calls=_MARKED_PYTHONIC)),
+            signs=("List of tools: ", "<|im_start|>"),
         ),
         ResponseFormat(name="think", anchor=_CHATML, regions=(_THINK,), signs=("<think>",)),
         ResponseFormat(name="plain", regions=()),
