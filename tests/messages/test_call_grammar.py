@@ -78,6 +78,22 @@ def drawn(grammar, random, longest=700, beginning=""):
     return None
 
 
+def test_calls_in_python_may_have_either_quotation_mark_and_words_of_json():
+    """Templates of LFM2.5 write texts between double marks, and objects as JSON."""
+    kinds = {"a": {"type": "string"}, "b": {"enum": ["it's", True]}, "c": {"type": "object"}, "d": {"type": "null"}}
+    properties = {**kinds, "e": {"type": "object", "properties": {"k": {"type": "boolean"}}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
+    for mode in ("required", "auto"):
+        grammar = call_grammar(format_of("lfm2"), tools, mode)
+        for arguments in (
+            """a="x'y", b="it's", c={"k": [true, null]}, d=null, e={"k": false}""",
+            r"""a='x"y', b='it\'s', c={'k': [True, None]}, d=None, e={'k': False}""",
+            "b=true",
+        ):
+            assert accepts(grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>")
+        assert not accepts(grammar, """<|tool_call_start|>[f(a="x')]<|tool_call_end|>""")
+
+
 @pytest.mark.parametrize("writer", WRITERS)
 def test_calls_as_models_write_them_are_allowed(writer):
     format, text = format_for(writer), WRITERS[writer](CALLS)
@@ -184,7 +200,7 @@ def test_special_tokens_are_written_as_tokens():
         FORMATS["gemma4"], TOOLS, special_token_ids={"<|tool_call>": 48, '<|"|>': 52, "<tool_call|>": 49}
     )
     assert '<[48]> "call:"' in grammar
-    assert "<[52]> STRING_TEXT <[52]>" in grammar
+    assert "<[52]> STRING_TEXT0 <[52]>" in grammar
     assert '"<|tool_call>' not in grammar
 
 

@@ -250,9 +250,9 @@ class _Values:
 
     def __init__(self, writer: _Writer, notation: Notation, at: str) -> None:
         self._writer, self._notation, self._at = writer, notation, at
-        # Use the quotation mark that is not JSON's, if there is one: models are trained on it.
-        self._quote = next((mark for mark in notation.quotes if mark != '"'), '"')
-        self._words = {json_word: word for word, json_word in reversed(list(notation.constants.items()))}
+        # Use the quotation mark without escapes, if there is one: models are trained on it.
+        unescaped = [mark for mark, quotes in notation.quotes.items() if quotes.escapes == "none"]
+        self._quotes = unescaped or list(notation.quotes)
         self._comma = "/, ?/" if notation.call_brackets else _quoted(",")
 
     def _colon(self, colon: str) -> str:
@@ -321,18 +321,27 @@ class _Values:
     def _scalar(self, kind: str) -> str:
         match kind:
             case "string":
-                close = self._notation.quotes[self._quote].close
-                escapes = r"(\\[\\'\"nt])" if self._notation.quotes[self._quote].escapes != "none" else ""
-                inner = rf"[^{re.escape(close[0])}\\\n]" if escapes else f"[^{re.escape(close[0])}]"
-                text = self._writer.rule("STRING_TEXT", f"/({inner}{'|' + escapes if escapes else ''})*/")
-                return self._rule(f"{self._writer.text(self._quote)} {text} {self._writer.text(close)}")
+                return self._either(map(self._string, self._quotes))
             case "integer":
                 return self._writer.rule("INTEGER", "/-?(0|[1-9][0-9]{0,17})/")
             case "number":
                 return self._writer.rule("NUMBER", r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/")
             case "boolean":
-                return self._rule(f"{_quoted(self._words['true'])} | {_quoted(self._words['false'])}")
-        return _quoted(self._words["null"])
+                return self._either(map(self._word, ("true", "false")))
+        return self._word("null")
+
+    def _string(self, mark: str) -> str:
+        """Return a rule for a string between quotation marks that open with this one."""
+        quotes = self._notation.quotes[mark]
+        escapes = r"(\\[\\'\"nt])" if quotes.escapes != "none" else ""
+        inner = rf"[^{re.escape(quotes.close[0])}\\\n]" if escapes else f"[^{re.escape(quotes.close[0])}]"
+        name = f"STRING_TEXT{self._quotes.index(mark)}"
+        text = self._writer.rule(name, f"/({inner}{'|' + escapes if escapes else ''})*/")
+        return self._rule(f"{self._writer.text(mark)} {text} {self._writer.text(quotes.close)}")
+
+    def _word(self, json_word: str) -> str:
+        """Return a rule for a constant, in each spelling of the notation."""
+        return self._either(_quoted(word) for word, other in self._notation.constants.items() if other == json_word)
 
     def _any(self) -> str:
         if "any_value" not in self._writer._rules:
@@ -344,19 +353,20 @@ class _Values:
     def _any_object(self, opening: str = "{", closing: str = "}", colon: str = ":") -> str:
         self._any()
         key = self._writer.rule("ANY_KEY", r"/[A-Za-z_][A-Za-z0-9_]*/")
-        quotes = "" if colon == "=" or self._notation.names_as_keys else _quoted(self._quote)
-        pair = f"{quotes} {key} {quotes} {self._colon(colon)} any_value"
+        if colon != "=" and not self._notation.names_as_keys:
+            key = self._either(f"{_quoted(mark)} {key} {_quoted(mark)}" for mark in self._quotes)
+        pair = f"{key} {self._colon(colon)} any_value"
         return self._rule(f"{_quoted(opening)} ({pair} ({self._comma} {pair})*)? {_quoted(closing)}")
 
     def _literal(self, value: Any) -> str:
         """Return a rule for a fixed value."""
         if isinstance(value, str):
-            quotes = self._notation.quotes[self._quote]
-            text = (
-                value
-                if quotes.escapes == "none"
-                else value.replace("\\", "\\\\").replace(self._quote, "\\" + self._quote)
-            )
-            return self._writer.text(self._quote + text + quotes.close)
+            return self._either(self._literal_string(value, mark) for mark in self._quotes)
         text = json.dumps(value)
-        return _quoted(self._words.get(text, text))
+        return self._word(text) if text in self._notation.constants.values() else _quoted(text)
+
+    def _literal_string(self, text: str, mark: str) -> str:
+        quotes = self._notation.quotes[mark]
+        if quotes.escapes != "none":
+            text = text.replace("\\", "\\\\").replace(mark, "\\" + mark)
+        return self._writer.text(mark + text + quotes.close)
