@@ -184,7 +184,10 @@ def _rotary(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
     if not old or old.get("rope_type") == "longrope":
         return
     if "full_attention" in old:
-        found["rope_parameters"] = {**old, "full_attention": old["full_attention"] | rule}
+        own = old["full_attention"] | pick(({"rope_theta": rule["rope_theta"]}, rule))
+        if own.get("rope_type") != "proportional":  # the other types rotate whole heads
+            own.pop("partial_rotary_factor", None)
+        found["rope_parameters"] = {**old, "full_attention": own}
         return
     kept = {key: old[key] for key in ("llama_4_scaling_beta",) if key in old}
     if old.get("partial_rotary_factor", 1.0) != 1:
