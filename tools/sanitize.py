@@ -2,8 +2,8 @@
 
     python tools/sanitize.py        or: make sanitize
 
-Builds with the cmake and ninja beside this Python and the system's compiler, in build/sanitize-*, the kernels that this
-processor runs. Memory that is not freed is not reported: the interpreter frees much of its own at no time.
+Builds the kernels that this processor runs, in build/sanitize-*, with the cmake and ninja beside this Python and the
+system's compiler. Memory that is not freed is not reported: the interpreter frees much of its own at no time.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ def weights_from_safetensors(
 
 
 def _renamed(path: Path, tensors: Mapping[str, Tensor], family: Family) -> Mapping[str, Tensor]:
-    """Return the tensors by the names of a family: see `Family.renamed`. Those of a checkpoint whose embedding has not
-    the name of the model in front get it, but for the head. Raise ModelError for two of one name.
+    """Return the tensors by the names of a family: see `Family.renamed`. If the name of the embedding lacks that of the
+    model in front, all names lack it, but for that of the head: add it. Raise ModelError for two tensors of one name.
     """
     for part, own in family.renamed.items():
         others = {name: name.replace(part, own) for name in tensors if part in name}
@@ -390,8 +390,8 @@ def source_of(
 
 
 def _of_expert(tensor: Tensor, expert: int, *, transposed: bool) -> Tensor:
-    """Return the weight of an expert in the tensor of all [experts, …]. transposed: [out, in] of [in, out], as
-    `_turned` says.
+    """Return the weight of an expert in the tensor of all [experts, …]. transposed: it is [in, out] there, see
+    `_turned`.
     """
     count, shape = prod(tensor.shape[1:-1]), tensor.shape[1:]
     stored = tensor.stored[expert * count : (expert + 1) * count]
@@ -400,7 +400,7 @@ def _of_expert(tensor: Tensor, expert: int, *, transposed: bool) -> Tensor:
 
 
 def _turned(matrix: Tensor) -> Tensor:
-    """Return [out, in] of [in, out], if a file has its floats: quantised matrices are [out, in]."""
+    """Return a matrix as [out, in]: one of floats is [in, out] in its file, a quantised one is [out, in] already."""
     if matrix.quant.block_size > 1 or not isinstance(matrix.stored, FileRows):
         return matrix
     shape = matrix.shape[::-1]
