@@ -243,6 +243,13 @@ def test_an_unused_tensor_is_refused(tmp_path, extra):
         load_model(path)
 
 
+def test_a_bias_that_files_have_no_tensor_for_is_refused(tmp_path):
+    tiny = TINY["ernie4_5-moe-biased"]
+    path = gguf_models.write(tmp_path / "model.gguf", tiny["config"], random_tensors(tiny["shapes"]))
+    with pytest.raises(ModelError, match=r"no tensor for layers\.\d+\.shared\.gate_bias\. Use a directory"):
+        load_model(path)
+
+
 def test_one_file_of_a_split_model_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"model\.gguf: is one of 3 files"):
         load_model(as_gguf(tmp_path, "qwen2", {"split.count": ("u16", 3)}))

@@ -337,9 +337,12 @@ def _collect(
     num_experts: dict[str, tuple[tuple[int, ...], int]] = {}  # tensor of experts: its shape, and those wanted
     for name, shape in wanted:
         *_, experts, _, rest = re.fullmatch(_CANONICAL, name).groups()  # type: ignore[union-attr]
-        if (value := constants.get(f"{experts}.{rest}" if experts else rest)) is not None:
+        kind = f"{experts}.{rest}" if experts else rest
+        if (value := constants.get(kind)) is not None:
             weights[name] = float_tensor(np.full(shape, value, np.float32))
             continue
+        if kind not in names:
+            raise ModelError(f"{path}: such files have no tensor for {name}. Use a directory of safetensors")
         found, rows, expert = source_of(name, names, parts_of_layer)
         used.add(found)
         tensor = tensors.get(found)
