@@ -336,8 +336,7 @@ def _collect(
     fused: dict[tuple[str, int | None], tuple[tuple[int, ...], int]] = {}
     num_experts: dict[str, tuple[tuple[int, ...], int]] = {}  # tensor of experts: its shape, and those wanted
     for name, shape in wanted:
-        *_, experts, _, rest = re.fullmatch(_CANONICAL, name).groups()  # type: ignore[union-attr]
-        kind = f"{experts}.{rest}" if experts else rest
+        _, kind, _ = _parts(name)
         if (value := constants.get(kind)) is not None:
             weights[name] = float_tensor(np.full(shape, value, np.float32))
             continue
@@ -377,14 +376,20 @@ def _collect(
     return weights, used
 
 
+def _parts(name: str) -> tuple[str | None, str, str | None]:
+    """Return the layer of a canonical weight, its name in the tables of names, and its expert."""
+    layer, experts, e, rest = re.fullmatch(_CANONICAL, name).groups()  # type: ignore[union-attr]
+    return layer, f"{experts}.{rest}" if experts else rest, e
+
+
 def source_of(
     name: str, names: Mapping[str, str | Rows], parts_of_layer: int = 1
 ) -> tuple[str, Rows | None, int | None]:
     """Return (tensor, rows, expert) that hold a canonical weight: ``rows`` of a fused tensor, ``expert`` of a stacked
     tensor. `Family` explains ``parts_of_layer``.
     """
-    layer, experts, e, rest = re.fullmatch(_CANONICAL, name).groups()  # type: ignore[union-attr]
-    source = names[f"{experts}.{rest}" if experts else rest]
+    layer, kind, e = _parts(name)
+    source = names[kind]
     rows = source if isinstance(source, Rows) else None
     template = names[rows.name] if rows else source
     assert isinstance(template, str)
