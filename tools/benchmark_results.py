@@ -98,10 +98,10 @@ def commit() -> str:
 
 def measured(question: str, machine: str, note: str, command: list[str]) -> Run:
     """Run a command and return its JSON lines as a run of today. subprocess.CalledProcessError if it fails."""
+    here, revision = processor(), commit()  # first, so that an error here costs no run
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     results = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    here = processor()
-    return Run(question, machine or here, here, date.today().isoformat(), commit(), shlex.join(command), note, results)
+    return Run(question, machine or here, here, date.today().isoformat(), revision, shlex.join(command), note, results)
 
 
 def main() -> None:
