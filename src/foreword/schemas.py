@@ -82,6 +82,50 @@ def _at(schema: object, path: list[str]) -> object:
     return schema
 
 
+_TYPES = {
+    str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null",
+}  # fmt: skip
+"""Types of JSON by those of Python."""
+
+
+def types_of(schema: object, root: object) -> frozenset[str] | None:
+    """Return the types of the values that a schema allows, as its first keyword of ``$ref``, ``const``, ``enum``,
+    ``type``, ``anyOf`` and ``oneOf`` says; None: any type. root: the schema in which a ``$ref`` is a path.
+    """
+    found: set[str] = set()
+    left, seen = [schema], set()
+    while left:
+        part = left.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        match part:
+            case {"$ref": str()}:
+                left.append(resolved(part, root))
+            case {"const": value}:
+                found.add(_TYPES.get(type(value), "object"))
+            case {"enum": [*values]}:
+                found.update(_TYPES.get(type(value), "object") for value in values)
+            case {"type": str(name)}:
+                found.add(name)
+            case {"type": [*names]}:
+                found.update(name for name in names if isinstance(name, str))
+            case {"anyOf": [*parts]} | {"oneOf": [*parts]}:
+                left += parts
+            case _:
+                return None
+    return frozenset(found)
+
+
+def resolved(schema: object, root: object) -> object:
+    """Return the schema that a ``$ref`` names by a path in the root, or the schema itself if it has none."""
+    seen: set[int] = set()
+    while isinstance(schema, dict) and isinstance(path := schema.get("$ref"), str) and id(schema) not in seen:
+        seen.add(id(schema))
+        schema = _at(root, path.removeprefix("#/").split("/"))
+    return schema
+
+
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),

@@ -102,6 +102,10 @@ def mistral(calls):
     return f"[TOOL_CALLS]{json.dumps([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
 
 
+def granite3(calls):
+    return f"<|tool_call|>{json.dumps([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
+
+
 WRITERS = {
     "harmony": harmony,
     "hermes": hermes,
@@ -113,6 +117,7 @@ WRITERS = {
     "lfm2": lfm2,
     "mistral3": mistral3,
     "mistral": mistral,
+    "granite3": granite3,
 }
 THINKS = {
     "harmony": ("<|channel|>analysis<|message|>", "<|end|>"),
@@ -121,6 +126,7 @@ THINKS = {
     "gemma4": ("<|channel>thought\n", "<channel|>"),
     "lfm2": ("<think>", "</think>"),
     "mistral3": ("[THINK]", "[/THINK]"),
+    "granite3": ("<think>", "</think>"),
 }
 
 

@@ -384,6 +384,10 @@ def test_the_reasoning_of_mistral_has_either_marks(name, opening, closing):
         ("List of tools: <tools></tools> Write <tool_call>", "hermes"),
         ("{{- '[TOOL_CALLS]' + tool['function']['name'] + '[ARGS]' + arguments }}", "mistral3"),
         ("{{- '[TOOL_CALLS] [' }}", "mistral"),
+        (
+            "<|start_of_role|>{{ 'respond only with <|tool_call|> followed by a JSON list' }} <think></think>",
+            "granite3",
+        ),
     ],
 )
 def test_a_template_that_writes_calls_has_its_format(sign, name):

@@ -124,15 +124,16 @@ def as_messages(conversation: Conversation) -> Sequence[Message]:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation as text and tokens, its parameters, and the format of its answer. mixed: its prompt with
-    vectors.
+    """A conversation as text and tokens, its parameters, and the format of its answer.
+
+    tool_schemas: the schemas of the tools' parameters, by the names of the tools. mixed: its prompt with vectors.
     """
 
     text: str
     token_ids: list[int]
     params: SamplingParams
     format: ResponseFormat
-    tool_names: tuple[str, ...]
+    tool_schemas: Mapping[str, Mapping[str, Any]]
     tokenizer: Tokenizer
     mixed: MixedPrompt | None = None
 
@@ -143,7 +144,8 @@ class Chat:
 
     def parser(self) -> MessageParser:
         """Return a parser of one answer."""
-        return MessageParser(self.format, prompt=self.text, tool_names=self.tool_names)
+        schemas = self.tool_schemas
+        return MessageParser(self.format, prompt=self.text, tool_names=schemas, tool_schemas=schemas)
 
     def reader(self) -> ChatReader:
         """Return a reader of the outputs of this conversation."""
@@ -287,7 +289,7 @@ def _written(
     tools, choice = read_tools(described or ()), options.get("tool_choice", "auto")
     check_json("tool_choice", choice)
     mode = read_choice(choice).mode
-    names = tuple(tool.name for tool in tools)
+    schemas = {tool.name: tool.parameters for tool in tools}
     name = options.get("chat_template")
     chosen = {} if name is None else {"chat_template": name}
     source = tokenizer.chat_template(tools=bool(tools), **chosen)
@@ -324,7 +326,7 @@ def _written(
     encode = partial(tokenizer.encode, add_special_tokens=False, max_tokens=limit)
     if found and media.encoder is not None:
         media.encoder.check_length(found, max_tokens)
-    return _Written(Chat(text, [], params, format, names, tokenizer), messages, found, encode)
+    return _Written(Chat(text, [], params, format, schemas, tokenizer), messages, found, encode)
 
 
 def _variables(tokenizer: Tokenizer, source: str, format: ResponseFormat, options: ChatOptions) -> dict[str, Any]:

@@ -6,17 +6,18 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from foreword.messages.message import ArgumentsDelta, CallEnd, CallError, CallStart, Event, MessageBuilder, ToolCall
 from foreword.messages.notation import JSON, MAX_WORD, Notation, Status, ValueReader, decoded, is_object
 
-_SPACE = " \t\r\n"
+SPACE = " \t\r\n"
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 """Keys that models write for the arguments of a call, whatever their chat template has."""
 _LABELS = ("id", "call_id", "tool_call_id", "type", "index")
 """Keys of a call that say nothing of its arguments."""
-_NAME = re.compile(r"[\w.\-]+")
+NAME = re.compile(r"[\w.\-]+")
 _TICKS = "```"
 _FENCE = re.compile(r"`{1,2}|```\w{0,20}[ \t\r\n]{0,20}")
 """The text that opens a block of code, or its beginning."""
@@ -25,13 +26,19 @@ _FENCE = re.compile(r"`{1,2}|```\w{0,20}[ \t\r\n]{0,20}")
 class CallSink:
     """Collect the events of calls, which are numbered within a message, and the text that is not part of an event.
 
-    unread: text since the beginning of the region, or since the last event, that is not part of an event.
+    unread: text since the beginning of the region, or since the last event, that is not part of an event. schemas: the
+    JSON schemas of the tools' parameters, by the names of the tools, as far as they are known.
     """
 
-    __slots__ = ("_error", "_make_id", "_open", "allowed", "events", "num_calls", "unread")
+    __slots__ = ("_error", "_make_id", "_open", "allowed", "events", "num_calls", "schemas", "unread")
 
-    def __init__(self, make_id: Callable[[int], str], allowed: frozenset[str] | None) -> None:
-        self._make_id, self.allowed = make_id, allowed
+    def __init__(
+        self,
+        make_id: Callable[[int], str],
+        allowed: frozenset[str] | None,
+        schemas: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    ) -> None:
+        self._make_id, self.allowed, self.schemas = make_id, allowed, schemas
         self.events: list[Event] = []
         self.unread: list[str] = []
         self.num_calls = 0
@@ -140,14 +147,15 @@ class CallsReader:
         return not self.is_bad and not self._in_list and self._expect == self._item
 
     def read(self, text: str, at: int) -> int:
-        """Consume text until the reader rests or the text ends. Return the position after the consumed text."""
+        """Consume text until the reader rests or needs more text. Return the position after the consumed text."""
         while at < len(text) and not self.is_bad:
-            num_events = len(self._sink.events)
-            behind = self._expect(text, at)
+            num_events, expect = len(self._sink.events), self._expect
+            behind = expect(text, at)
             if len(self._sink.events) == num_events and not self._streams:
                 self._sink.unread.append(text[at:behind])
+            needs_more = behind == at and self._expect == expect
             at = behind
-            if self.is_resting:
+            if self.is_resting or needs_more:
                 break
         return at
 
@@ -171,14 +179,14 @@ class CallsReader:
             self._in_list = True
         elif char == "]" and self._in_list:
             self._in_list = False
-        elif char not in _SPACE and (self._in_list or char not in self._separators):
+        elif char not in SPACE and (self._in_list or char not in self._separators):
             return self._refuse(at)
         return at + 1
 
     def _after_item(self, text: str, at: int) -> int:
         """Read a character after an item of a list."""
         char = text[at]
-        if char in _SPACE:
+        if char in SPACE:
             return at + 1
         if char == ",":
             self._expect = self._item
@@ -234,7 +242,7 @@ class JsonCallsReader(CallsReader):
         return self._next_key(text, at)
 
     def _next_key(self, text: str, at: int) -> int:
-        if text[at] in _SPACE:
+        if text[at] in SPACE:
             return at + 1
         if text[at] != '"':
             return self._refuse(at)
@@ -259,11 +267,11 @@ class JsonCallsReader(CallsReader):
         if text[at] == ":":
             self._expect = self._before_value
             return at + 1
-        return at + 1 if text[at] in _SPACE else self._refuse(at)
+        return at + 1 if text[at] in SPACE else self._refuse(at)
 
     def _before_value(self, text: str, at: int) -> int:
         char = text[at]
-        if char in _SPACE:
+        if char in SPACE:
             return at + 1
         if self._key in self._keys:
             if self._has_arguments or char not in '{"n' or not self._may_start():
@@ -336,7 +344,7 @@ class JsonCallsReader(CallsReader):
                     return self._refuse(at)
                 self._sink.arguments("{}")
             self._end_call()
-        elif char not in _SPACE:
+        elif char not in SPACE:
             return self._refuse(at)
         return at + 1
 
@@ -379,7 +387,7 @@ class BareCalls:
             char = text[at]
             if self._is_behind:
                 self._num_ticks += char == "`"
-                self.is_open = char in _SPACE or (char == "`" and self._num_ticks <= len(_TICKS))
+                self.is_open = char in SPACE or (char == "`" and self._num_ticks <= len(_TICKS))
                 at += 1
             elif self._fence is not None and char not in "{[":
                 self._fence += char
@@ -409,13 +417,13 @@ class NamedCallsReader(CallsReader):
 
     def _item(self, text: str, at: int) -> int:
         char = text[at]
-        if _NAME.match(char) and self._in_list == self._calls.listed:
+        if NAME.match(char) and self._in_list == self._calls.listed:
             self._name, self._expect = "", self._in_name
             return at
         return self._between_items(char, at, may_list=self._calls.listed)
 
     def _in_name(self, text: str, at: int) -> int:
-        if name := _NAME.match(text, at):
+        if name := NAME.match(text, at):
             self._name += name[0]
             return name.end() if len(self._name) <= MAX_WORD else self._refuse(name.end())
         if self._calls.header:

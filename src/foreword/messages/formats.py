@@ -12,7 +12,11 @@ from foreword.messages.calls import CallSink, CallsReader, JsonCalls, NamedCalls
 from foreword.messages.generic import CALL, CALL_END
 from foreword.messages.markers import Literals, Marker
 from foreword.messages.notation import PYTHON, Notation, Quotes
+from foreword.messages.tagged_calls import TaggedCalls
 from foreword.names import advice
+
+WRITABLE = (JsonCalls, NamedCalls, TaggedCalls)
+"""Notations of calls that a grammar can write."""
 
 
 class Calls(Protocol):
@@ -115,7 +119,7 @@ class ResponseFormat:
         """Return whether a grammar can write the calls, because their marks and notation are known."""
         region = self.calls_region
         is_marked = region is not None and (isinstance(region.open, Literals) or bool(region.unmarked))
-        return region is not None and is_marked and isinstance(region.calls, JsonCalls | NamedCalls)
+        return region is not None and is_marked and isinstance(region.calls, WRITABLE)
 
     @property
     def marks_calls(self) -> bool:
@@ -143,7 +147,7 @@ def _texts(marker: Marker | None) -> tuple[str, ...]:
     return marker.texts if isinstance(marker, Literals) else ()
 
 
-def _between(kind: Literal["reasoning", "calls"], start: str, end: str, **options: object) -> Region:
+def _between(kind: Literal["content", "reasoning", "calls"], start: str, end: str, **options: object) -> Region:
     return Region(kind=kind, open=Literals([start]), close=Literals([end]), **options)  # type: ignore[arg-type]
 
 
@@ -166,6 +170,12 @@ GENERIC_CALLS = _between("calls", CALL, CALL_END, calls=JsonCalls(), padding="\n
 _LLAMA_UNMARKED = JsonCalls(arguments="parameters", separators=";", unmarked=True)
 _PYTHONIC = NamedCalls(notation=PYTHON, opening="(", listed=True, unmarked=True)
 _MARKED_PYTHONIC = replace(_PYTHONIC, unmarked=False)
+_FUNCTION_TAGS = TaggedCalls(
+    name=("<function=", ">"), key=("<parameter=", ">"), value=("", "</parameter>"), end="</function>", has_lines=True
+)
+_ARG_TAGS = TaggedCalls(
+    name=("", ""), key=("<arg_key>", "</arg_key>"), value=("<arg_value>", "</arg_value>"), end="</tool_call>"
+)
 _INST = Literals(["[/INST]"])
 _MISTRAL_THINKS = (_between("reasoning", "[THINK]", "[/THINK]"), _THINK)
 
@@ -243,11 +253,57 @@ FORMATS = {
             signs=("[TOOL_CALLS]",),
         ),
         ResponseFormat(
+            name="granite3",
+            anchor=Literals(["<|start_of_role|>assistant<|end_of_role|>"]),
+            regions=(
+                _THINK,
+                _between("content", "<response>", "</response>"),
+                Region(kind="calls", open=Literals(["<|tool_call|>"]), calls=JsonCalls(listed=True)),
+            ),
+            bare=_BARE,
+            signs=("<|tool_call|>", "<|start_of_role|>"),
+        ),
+        ResponseFormat(
             name="smollm2",
             anchor=_CHATML,
             regions=(_THINK, _between("calls", "<tool_call>", "</tool_call>", calls=JsonCalls(listed=True))),
             bare=_BARE,
             signs=("<tool_call>[",),
+        ),
+        ResponseFormat(
+            name="qwen3_coder",
+            anchor=_CHATML,
+            regions=(
+                _THINK,
+                _between("calls", "<tool_call>", "</tool_call>", calls=_FUNCTION_TAGS, padding="\n"),
+                # Qwen3-Coder sometimes leaves out the first mark.
+                _between("calls", "<function=", "</tool_call>", calls=replace(_FUNCTION_TAGS, name=("", ">"))),
+            ),
+            bare=_BARE,
+            signs=("<tool_call>", "<function="),
+        ),
+        ResponseFormat(
+            name="glm45",
+            anchor=Literals(["<|assistant|>"]),
+            regions=(_THINK, Region(kind="calls", open=Literals(["<tool_call>"]), calls=_ARG_TAGS)),
+            bare=_BARE,
+            signs=("<arg_key>", "<arg_value>"),
+        ),
+        ResponseFormat(
+            name="seed_oss",
+            anchor=Literals(["<seed:bos>assistant"]),
+            regions=(
+                _between("reasoning", "<seed:think>", "</seed:think>"),
+                _between(
+                    "calls",
+                    "<seed:tool_call>",
+                    "</seed:tool_call>",
+                    calls=replace(_FUNCTION_TAGS, has_lines=False),
+                    padding="\n",
+                ),
+            ),
+            bare=_BARE,
+            signs=("<seed:tool_call>", "<function="),
         ),
         ResponseFormat(
             name="hermes",

@@ -9,10 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 from foreword.errors import RequestError
 from foreword.messages.calls import JsonCalls, NamedCalls
-from foreword.messages.formats import ResponseFormat
+from foreword.messages.formats import WRITABLE, ResponseFormat
 from foreword.messages.markers import Literals, Marker
 from foreword.messages.notation import JSON, Notation
-from foreword.schemas import drop_annotations, subschemas, with_options
+from foreword.messages.tagged_calls import KEY, TaggedCalls, parameter_schema
+from foreword.schemas import drop_annotations, resolved, subschemas, types_of, with_options
 
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as in chat templates
 _EXPRESSED = frozenset((
@@ -21,6 +22,8 @@ _EXPRESSED = frozenset((
 ))  # fmt: skip
 """Keywords of schemas that are followed in notations other than JSON, and those that ask for nothing."""
 _KEY = re.compile(r"[\w.+$-]+")
+_NEWLINE = r'"\n"?'
+"""The rule for whitespace between tags, which models may write."""
 
 
 class Tool(NamedTuple):
@@ -114,13 +117,15 @@ def call_grammar(
     region = format.calls_region
     writer = _Writer(special_token_ids or {})
     calls = region.calls if region is not None else None
-    if region is None or not format.writes_calls or not isinstance(calls, JsonCalls | NamedCalls):
+    if region is None or not format.writes_calls or not isinstance(calls, WRITABLE):
         reason = f"no grammar can be made of the calls of the format {format.name!r}"
         raise RequestError(
             None, "tool_choice", tool_choice, reason, "Use tool_choice='auto', or another message_format."
         )
     if isinstance(calls, JsonCalls):
         names = [writer.json_call(calls, tool) for tool in chosen]
+    elif isinstance(calls, TaggedCalls):
+        names = [writer.tagged_call(calls, tool) for tool in chosen]
     else:
         names = [writer.named_call(calls, tool) for tool in chosen]
     writer.rule("call", " | ".join(names))
@@ -130,13 +135,14 @@ def call_grammar(
     else:
         opening = writer.text(_first(region.open) + region.padding)
     if calls.listed:
-        writer.rule("region", f'{opening} "[" {_many("call", ", ", parallel)} "]" {closing}')
+        writer.rule("region", f'{opening} "[" {_many("call", _quoted(", "), parallel)} "]" {closing}')
         body = "region"
     elif region.open is None:
-        body = f"{opening} {_many('call', calls.separators[:1] + ' ', parallel)}"
+        body = f"{opening} {_many('call', _quoted(calls.separators[:1] + ' '), parallel)}"
     else:
         writer.rule("region", f"{opening} call {closing}")
-        body = "region" if free else _many("region", region.padding, parallel)
+        between = _NEWLINE if isinstance(calls, TaggedCalls) else _quoted(region.padding)
+        body = "region" if free else _many("region", between, parallel)
     if free:
         repeated = "*" if parallel and not calls.listed else "?"
         other = writer.other_text(format)
@@ -162,9 +168,17 @@ def call_schema(tool: Tool) -> dict[str, Any]:
     return schema  # type: ignore[no-any-return]
 
 
+def _check_expressed(at: str, schemas: Iterable[Mapping[str, Any]]) -> None:
+    """Raise RequestError for a keyword that only JSON can follow."""
+    for schema in schemas:
+        for name in schema.keys() - _EXPRESSED - {"x-guidance"}:
+            reason = "strict: true, and the notation of the model's calls cannot follow this keyword"
+            raise RequestError(None, at, name, reason, "Leave out the keyword, or strict.")
+
+
 def _many(item: str, separator: str, parallel: bool) -> str:
-    """Return a rule for one item, or for several if calls may be parallel."""
-    return f"{item} ({_quoted(separator) if separator else ''} {item})*" if parallel else item
+    """Return a rule for one item, or for several with this rule between them if calls may be parallel."""
+    return f"{item} ({separator} {item})*" if parallel else item
 
 
 def _first(marker: Marker | None) -> str:
@@ -231,14 +245,77 @@ class _Writer:
             arguments = self.rule(f"arguments{len(self._rules)}", f"%json {json.dumps(call_schema(tool))}")
             return self.rule(f"call{len(self._rules)}", f"{_quoted(tool.name)} {header}{arguments}")
         at = f"{tool.at}.parameters"
-        for part in subschemas(call_schema(tool)) if tool.is_strict else ():
-            for name in part.keys() - _EXPRESSED - {"x-guidance"}:
-                reason = "strict: true, and the notation of the model's calls cannot follow this keyword"
-                raise RequestError(None, at, name, reason, "Leave out the keyword, or strict.")
+        if tool.is_strict:
+            _check_expressed(at, subschemas(call_schema(tool)))
         values = _Values(self, calls.notation, at)
         brackets = ("(", ")", "=") if calls.opening == "(" else ("{", "}", ":")
         body = values.object(tool.parameters, *brackets)
         return self.rule(f"call{len(self._rules)}", f"{_quoted(tool.name)} {header}{body}")
+
+    def tagged_call(self, calls: TaggedCalls, tool: Tool) -> str:
+        schema, tags = call_schema(tool), _Tags(self, calls, tool)
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping):
+            required = schema.get("required") or ()
+            first = [tags.argument(schema, key) for key in properties if key in required]
+            others = [f"{tags.argument(schema, key)}?" for key in properties if key not in required]
+            arguments = " ".join(first + others)
+        else:
+            arguments = f"{tags.argument(schema, None)}*"
+        head = self.text(calls.name[0] + tool.name + calls.name[1])
+        return self.rule(f"call{len(self._rules)}", f"{head} {_NEWLINE} {arguments} {self.text(calls.end)}")
+
+
+_WORDS = {"boolean": ("true", "false", "True", "False"), "null": ("null", "None")}
+"""Texts of constants between tags: chat templates write those of Python."""
+
+
+class _Tags:
+    """Rules for the arguments of a tool between tags.
+
+    The values of strings are any text, or one of the texts of an enum or const; others follow their schemas as JSON.
+    """
+
+    def __init__(self, writer: _Writer, calls: TaggedCalls, tool: Tool) -> None:
+        self._writer, self._calls, self._tool = writer, calls, tool
+
+    def argument(self, schema: Mapping[str, Any], key: str | None) -> str:
+        """Return a rule for a key and its value. key: None for any key."""
+        writer, calls = self._writer, self._calls
+        if key is not None and not KEY.fullmatch(key):
+            fix = "Use a name without angle brackets and line breaks."
+            reason = "is a parameter that the model's format cannot write"
+            raise RequestError(None, f"{self._tool.at}.parameters", key, reason, fix)
+        written = writer.rule("KEY", rf"/{KEY.pattern}/") if key is None else _quoted(key)
+        parts = [writer.text(calls.key[0]), written, writer.text(calls.key[1])]
+        if calls.value[0]:
+            parts += [_NEWLINE, writer.text(calls.value[0])]
+        if calls.has_lines:
+            parts.append(_NEWLINE)
+        parts += [self._value(resolved(parameter_schema(schema, key or ""), schema), schema), _NEWLINE]
+        return writer.rule(f"argument{len(writer._rules)}", " ".join(filter(None, parts)))
+
+    def _value(self, part: object, schema: Mapping[str, Any]) -> str:
+        """Return a rule for a value and the tag behind it."""
+        writer, end = self._writer, self._calls.value[1]
+        types = types_of(part, schema)
+        closing = f"{_NEWLINE if self._calls.has_lines else ''} {writer.text(end)}"
+        if not isinstance(part, Mapping) or types is None:
+            return writer.text_before(end)
+        if types <= _WORDS.keys() and not part.keys() & {"enum", "const"}:
+            texts = [text for kind in sorted(types) for text in _WORDS[kind]]
+        elif "string" not in types:
+            known = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+            json_schema = json.dumps(with_options({**known, **part}, _SEPARATORS))
+            return f"{writer.rule(f'value{len(writer._rules)}', f'%json {json_schema}')} {closing}"
+        else:
+            if self._tool.is_strict:
+                _check_expressed(f"{self._tool.at}.parameters", subschemas(part))
+            values = [part["const"]] if "const" in part else part.get("enum")
+            if not values:
+                return writer.text_before(end)
+            texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+        return f"{writer.rule(f'value{len(writer._rules)}', ' | '.join(map(writer.text, texts)))} {closing}"
 
 
 class _Values:

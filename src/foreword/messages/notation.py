@@ -215,7 +215,7 @@ class ValueReader:
                 self._end_string()
                 return at + 1
             if text[at] != "\\":
-                self.written.append(_escaped(text[at]))
+                self.written.append(escaped(text[at]))
                 return at + 1
         self._held += text[at]
         if _ESCAPE[escapes].fullmatch(self._held):
@@ -227,22 +227,12 @@ class ValueReader:
         return at + 1
 
     def _raw_string(self, text: str, at: int, close: str) -> int:
-        """Read inside a string without escapes, up to its closing mark. The beginning of a possible mark is held
-        back.
-        """
-        if self._held:
-            found, behind = self._held + text[at], at + 1
-        else:
-            end = text.find(close, at)
-            behind = len(text) if end < 0 else end + len(close)
-            found = text[at:behind]
-        is_closed = found.endswith(close)
-        keep = len(close) if is_closed else overlap(found, close)
-        self.written.append(_escaped(found[: len(found) - keep]))
-        self._held = "" if is_closed else found[len(found) - keep :]
+        """Read inside a string without escapes, up to its closing mark."""
+        plain, self._held, at, is_closed = until(close, self._held, text, at)
+        self.written.append(escaped(plain))
         if is_closed:
             self._end_string()
-        return behind
+        return at
 
     def _end_string(self) -> None:
         self._quotes = None
@@ -272,7 +262,7 @@ _WRONG_ESCAPE = {
 }
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Return the text as it is written inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
@@ -282,10 +272,28 @@ def _python_escape(escape: str) -> str:
     if kind in "xuU":
         code = int(escape[2:], 16)
         is_character = code < 0x110000 and not 0xD800 <= code < 0xE000
-        return escape if kind == "u" else _escaped(chr(code) if is_character else "\ufffd")
+        return escape if kind == "u" else escaped(chr(code) if is_character else "\ufffd")
     if kind in "'\"\\":
-        return _escaped(kind)
-    return _escaped(_PYTHON_ESCAPES.get(kind, escape))
+        return escaped(kind)
+    return escaped(_PYTHON_ESCAPES.get(kind, escape))
+
+
+def until(mark: str, held: str, text: str, at: int) -> tuple[str, str, int, bool]:
+    """Read text up to a mark that may arrive in pieces.
+
+    held: the beginning of a possible mark, from the text before ``at``. Return the text before the mark, the held text
+    for the next call, the position after the consumed text, and whether the mark was found. The cost is O(text).
+    """
+    if held:
+        found, behind = held + text[at], at + 1
+    else:
+        end = text.find(mark, at)
+        behind = len(text) if end < 0 else end + len(mark)
+        found = text[at:behind]
+    if found.endswith(mark):
+        return found[: -len(mark)], "", behind, True
+    keep = len(found) - overlap(found, mark)
+    return found[:keep], found[keep:], behind, False
 
 
 def overlap(text: str, marker: str) -> int:

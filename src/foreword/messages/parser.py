@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 from uuid import uuid4
 
 from foreword.messages.calls import BareCalls, CallSink, CallsReader
@@ -16,8 +17,9 @@ class MessageParser:
 
     format: the format of the output. prompt: the text before the output; a chat template may have opened the reasoning.
     tool_names: the tools, or None if they are not known; calls without a mark are recognised only if they are known. An
-    answer that may consist only of such calls is held back until this is certain. call_id: the prefix of the ids of
-    calls, which are numbered; None: a random one.
+    answer that may consist only of such calls is held back until this is certain. tool_schemas: the JSON schemas of
+    their parameters, by name; in notations of calls without types, they say which values are strings. call_id: the
+    prefix of the ids of calls, which are numbered; None: a random one.
 
     A call begins when its name is known. Damaged text is content before that, and part of the call's arguments
     afterwards. The cost is O(text) in total.
@@ -31,11 +33,13 @@ class MessageParser:
         *,
         prompt: str = "",
         tool_names: Iterable[str] | None = None,
+        tool_schemas: Mapping[str, Mapping[str, Any]] | None = None,
         call_id: str | None = None,
     ) -> None:
         prefix = f"call-{uuid4().hex[:12]}-" if call_id is None else call_id
         self._format = format
-        self._sink = CallSink(lambda index: f"{prefix}{index}", None if tool_names is None else frozenset(tool_names))
+        names = None if tool_names is None else frozenset(tool_names)
+        self._sink = CallSink(lambda index: f"{prefix}{index}", names, tool_schemas or {})
         self._builder = MessageBuilder()
         self._buffer = ""  # text from _at on may be the beginning of a mark
         self._at = 0
@@ -81,6 +85,7 @@ class MessageParser:
             self._end_bare(self._bare)
         self._process(at_end=True)
         if self._reader is not None:
+            self._sink.unread.append(self._buffer[self._at :])
             self._end_calls(None)
         self._region = self._format.outside
         if not self._format.strip_ends:
@@ -339,10 +344,11 @@ def parse_message(
     *,
     prompt: str = "",
     tool_names: Iterable[str] | None = None,
+    tool_schemas: Mapping[str, Mapping[str, Any]] | None = None,
     call_id: str | None = None,
 ) -> Message:
     """Return the message of a whole output. See `MessageParser`."""
-    parser = MessageParser(format, prompt=prompt, tool_names=tool_names, call_id=call_id)
+    parser = MessageParser(format, prompt=prompt, tool_names=tool_names, tool_schemas=tool_schemas, call_id=call_id)
     parser.push(text)
     parser.finish()
     return parser.message
