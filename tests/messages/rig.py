@@ -106,6 +106,12 @@ def granite3(calls):
     return f"<|tool_call|>{json.dumps([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
 
 
+def command(calls):
+    listed = [{"tool_call_id": str(i), "tool_name": call[0], "parameters": call[1]} for i, call in enumerate(calls)]
+    lines = ",\n    ".join(map(json.dumps, listed))
+    return f"<|START_ACTION|>[\n    {lines}\n]<|END_ACTION|>"
+
+
 WRITERS = {
     "harmony": harmony,
     "hermes": hermes,
@@ -118,6 +124,7 @@ WRITERS = {
     "mistral3": mistral3,
     "mistral": mistral,
     "granite3": granite3,
+    "command": command,
 }
 THINKS = {
     "harmony": ("<|channel|>analysis<|message|>", "<|end|>"),
@@ -127,6 +134,7 @@ THINKS = {
     "lfm2": ("<think>", "</think>"),
     "mistral3": ("[THINK]", "[/THINK]"),
     "granite3": ("<think>", "</think>"),
+    "command": ("<|START_THINKING|>", "<|END_THINKING|>"),
 }
 
 

@@ -88,11 +88,13 @@ class JsonCalls:
 
     name, arguments: the keys; another key of `ARGUMENTS` is read as arguments, too. listed: a grammar writes a list.
     separators: characters between two calls outside a list. unmarked: no mark distinguishes a call from other JSON, so
-    a call must have arguments and the name of a known tool. closed: a call has only these two keys and labels.
+    a call must have arguments and the name of a known tool. closed: a call has only these two keys and labels. number:
+    the key of the number of a call, which comes first, if a grammar writes one; its lists then may have line breaks.
     """
 
     name: str = "name"
     arguments: str = "arguments"
+    number: str = ""
     listed: bool = False
     separators: str = ""
     unmarked: bool = False

@@ -264,6 +264,23 @@ FORMATS = {
             signs=("<|tool_call|>", "<|start_of_role|>"),
         ),
         ResponseFormat(
+            name="command",
+            anchor=Literals(["<|CHATBOT_TOKEN|>"]),
+            regions=(
+                _between("reasoning", "<|START_THINKING|>", "<|END_THINKING|>"),
+                _between("content", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+                _between("content", "<|START_TEXT|>", "<|END_TEXT|>"),
+                _between(
+                    "calls",
+                    "<|START_ACTION|>",
+                    "<|END_ACTION|>",
+                    calls=JsonCalls(name="tool_name", arguments="parameters", number="tool_call_id", listed=True),
+                ),
+            ),
+            bare=_BARE,
+            signs=("<|START_ACTION|>",),
+        ),
+        ResponseFormat(
             name="smollm2",
             anchor=_CHATML,
             regions=(_THINK, _between("calls", "<tool_call>", "</tool_call>", calls=JsonCalls(listed=True))),

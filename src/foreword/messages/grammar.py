@@ -135,7 +135,9 @@ def call_grammar(
     else:
         opening = writer.text(_first(region.open) + region.padding)
     if calls.listed:
-        writer.rule("region", f'{opening} "[" {_many("call", _quoted(", "), parallel)} "]" {closing}')
+        space = r"/[ \n]{0,8}/" if isinstance(calls, JsonCalls) and calls.number else ""
+        separator = f'"," {space}' if space else _quoted(", ")
+        writer.rule("region", f'{opening} "[" {space} {_many("call", separator, parallel)} {space} "]" {closing}')
         body = "region"
     elif region.open is None:
         body = f"{opening} {_many('call', _quoted(calls.separators[:1] + ' '), parallel)}"
@@ -236,8 +238,9 @@ class _Writer:
         index = len(self._rules)
         schema = call_schema(tool)
         arguments = self.rule(f"arguments{index}", f"%json {json.dumps(schema)}")
-        head = f"{{{json.dumps(calls.name)}: {json.dumps(tool.name)}, {json.dumps(calls.arguments)}: "
-        return self.rule(f"call{index}", f"{_quoted(head)} {arguments} {_quoted('}')}")
+        head = f"{json.dumps(calls.name)}: {json.dumps(tool.name)}, {json.dumps(calls.arguments)}: "
+        number = f'{_quoted(json.dumps(calls.number) + ": ")} /"[0-9]{{1,4}}", / ' if calls.number else ""
+        return self.rule(f"call{index}", f"{_quoted('{')} {number}{_quoted(head)} {arguments} {_quoted('}')}")
 
     def named_call(self, calls: NamedCalls, tool: Tool) -> str:
         header = f"{self.text(calls.header)} " if calls.header else ""
