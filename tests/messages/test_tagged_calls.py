@@ -43,17 +43,20 @@ def seed_oss(calls):
     )
 
 
-def glm45(calls):
+def glm45(calls, between="\n"):
     return "\n".join(
-        f"<tool_call>{name}\n"
-        + "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{written(v)}</arg_value>\n" for key, v in arguments.items())
+        f"<tool_call>{name}{between}"
+        + "".join(
+            f"<arg_key>{key}</arg_key>{between}<arg_value>{written(value)}</arg_value>{between}"
+            for key, value in arguments.items()
+        )
         + "</tool_call>"
         for name, arguments in calls
     )
 
 
 def glm47(calls):
-    return glm45(calls).replace("\n<arg", "<arg").replace("\n</tool_call>", "</tool_call>")
+    return glm45(calls, between="")
 
 
 WRITERS = {"qwen3_coder": qwen3_coder, "seed_oss": seed_oss, "glm45": glm45, "glm47": glm47}
