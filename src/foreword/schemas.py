@@ -54,9 +54,9 @@ def schema_of(value: object) -> object:
         raise TypeError(f"the type has no JSON schema: {error!s:.200}") from None
 
 
-def subschemas(schema: object) -> Iterator[dict[str, Any]]:
+def subschemas(schema: object, root: object = None) -> Iterator[dict[str, Any]]:
     """Yield the schema and those inside it, at any depth, with those that a ``$ref`` names by a path in it. Values of
-    other keywords, as of ``enum``, are no schemas.
+    other keywords, as of ``enum``, are no schemas. root: the schema in which a ``$ref`` is a path; None: this one.
     """
     left, seen = [schema], set()
     while left:
@@ -71,14 +71,17 @@ def subschemas(schema: object) -> Iterator[dict[str, Any]]:
                 if isinstance(named := part.get(name), dict):
                     left += named.values()
             if isinstance(path := part.get("$ref"), str) and path.startswith("#/"):
-                left.append(_at(schema, path[2:].split("/")))
+                left.append(_at(schema if root is None else root, path[2:].split("/")))
 
 
 def _at(schema: object, path: list[str]) -> object:
     """Return the value at a JSON pointer, None if there is none."""
     for step in path:
         name = step.replace("~1", "/").replace("~0", "~")
-        schema = schema.get(name) if isinstance(schema, dict) else None
+        if isinstance(schema, list):
+            schema = schema[int(name)] if name.isdecimal() and int(name) < len(schema) else None
+        else:
+            schema = schema.get(name) if isinstance(schema, dict) else None
     return schema
 
 
@@ -90,7 +93,8 @@ _TYPES = {
 
 def types_of(schema: object, root: object) -> frozenset[str] | None:
     """Return the types of the values that a schema allows, as its first keyword of ``$ref``, ``const``, ``enum``,
-    ``type``, ``anyOf`` and ``oneOf`` says; None: any type. root: the schema in which a ``$ref`` is a path.
+    ``type``, ``anyOf``, ``oneOf`` and an ``allOf`` of one schema says; None: any type. root: the schema in which a
+    ``$ref`` is a path.
     """
     found: set[str] = set()
     left, seen = [schema], set()
@@ -110,7 +114,7 @@ def types_of(schema: object, root: object) -> frozenset[str] | None:
                 found.add(name)
             case {"type": [*names]}:
                 found.update(name for name in names if isinstance(name, str))
-            case {"anyOf": [*parts]} | {"oneOf": [*parts]}:
+            case {"anyOf": [*parts]} | {"oneOf": [*parts]} | {"allOf": [_] as parts}:
                 left += parts
             case _:
                 return None

@@ -136,7 +136,7 @@ def test_a_cut_call_is_incomplete_or_content(writer, call, cuts, end):
         if found.error is None:
             assert json.loads(found.arguments) == call[1]
     else:
-        assert text.strip().startswith(message.content)
+        assert text.startswith(message.content)
 
 
 PARTS = (
@@ -169,9 +169,34 @@ def test_a_tag_that_models_leave_out_is_not_needed():
     assert (message.content, calls_of(message)) == ("Well.", [("f", {"text": "a"})])
 
 
-@pytest.mark.parametrize("text", ["<tool_call>\nf(1)\n</tool_call>", "<tool_call>\n<func", "<tool_call>\n<function=>x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>\nf(1)\n</tool_call>",
+        "<tool_call>\n<func",
+        "<tool_call>\n<function=>x",
+        "Write `<function=name>` first",
+    ],
+)
 def test_what_is_no_call_is_content(text):
     assert read(text, "qwen3_coder").content == text
+
+
+def test_a_call_follows_one_without_its_outer_tags():
+    message = read(
+        "<function=stop>\n</function>\n<tool_call>\n<function=stop>\n</function>\n</tool_call>", "qwen3_coder"
+    )
+    assert (message.content, calls_of(message)) == ("", [("stop", {})] * 2)
+
+
+@pytest.mark.parametrize("name", ["server/f", "server:f", "f.g-h", "für"])
+@EACH
+def test_a_name_may_have_any_characters_but_spaces_quotes_and_brackets(writer, name):
+    text = WRITERS[writer]([(name, {})])
+    assert calls_of(read(text, writer)) == [(name, {})]
+    assert grammars.accepts(call_grammar(format_of(writer), [{"name": name}]), text)
+    with pytest.raises(RequestError, match=r"tools\[0\].name.*cannot write"):
+        call_grammar(format_of(writer), [{"name": f"{name} f"}])
 
 
 def test_damage_after_the_name_is_part_of_the_arguments():
@@ -277,6 +302,72 @@ def test_a_strict_tool_whose_texts_the_notation_cannot_follow_is_refused(propert
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
     with pytest.raises(RequestError, match=r"tools\[0\].function.parameters.*(maxLength|pattern)"):
         call_grammar(FORMATS["qwen3_coder"], [tool])
+
+
+STRICT = {"type": "string", "enum": ["x", "y"]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "allowed", "others"),
+    [
+        ({"additionalProperties": False}, [{}], [{"a": 1}]),
+        ({"$ref": "#/$defs/d", "$defs": {"d": {"properties": {"a": STRICT}, "required": ["a"]}}}, [{"a": "x"}], [{}]),
+        ({"properties": {}, "required": ["a"]}, [{"a": "x"}], [{}]),
+        ({"properties": {"a": False}}, [{}], [{"a": 1}]),
+        ({"properties": {"a": {"anyOf": [STRICT, {"type": "null"}]}}}, [{"a": "x"}, {"a": None}], [{"a": "z"}]),
+        ({"properties": {"a": {"allOf": [{"$ref": "#/$defs/d"}]}}, "$defs": {"d": STRICT}}, [{"a": "x"}], [{"a": "z"}]),
+        ({"properties": {"a": {"oneOf": [STRICT, {"$ref": "#/properties/a"}]}}}, [{"a": "x"}], [{"a": "z"}]),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "array", "items": {"$ref": "#"}}, "b": {"type": "integer"}},
+            },
+            [{"a": [{"a": [], "b": 1}]}],
+            [{"a": [1]}],
+        ),
+        (
+            {"properties": {"a": {"anyOf": [{"type": "null"}, STRICT]}, "b": {"$ref": "#/properties/a/anyOf/1"}}},
+            [{"b": "x"}],
+            [{"b": "z"}],
+        ),
+    ],
+)
+def test_the_arguments_of_a_strict_tool_follow_its_schema(parameters, allowed, others):
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+    grammar = call_grammar(FORMATS["qwen3_coder"], [tool])
+    for arguments in allowed:
+        assert grammars.accepts(grammar, qwen3_coder([("f", arguments)]))
+    for arguments in others:
+        assert not grammars.accepts(grammar, qwen3_coder([("f", arguments)]))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"anyOf": [{"properties": {"a": {}}}]},
+        {"properties": {}, "minProperties": 1},
+        {"properties": {"a": {"allOf": [{"type": "integer"}, {"minimum": 3}]}}},
+        {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]}}},
+        {"properties": {"a": {"$ref": "#/$defs/no"}}},
+        {"$ref": "#/$defs/no"},
+        {"properties": {}, "required": True},
+    ],
+)
+def test_a_schema_that_tags_cannot_follow_is_refused(parameters):
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+    with pytest.raises(RequestError, match=r"tools\[0\].function.parameters"):
+        call_grammar(FORMATS["qwen3_coder"], [tool])
+
+
+@pytest.mark.parametrize("special", [{}, {"<tool_call>": 254}])
+def test_a_call_without_its_outer_tag_is_not_among_the_text_before_a_call(special):
+    grammar = call_grammar(FORMATS["qwen3_coder"], TOOLS, "auto", special_token_ids=special)
+    assert grammars.accepts(grammar, "Well. <function")
+    assert not grammars.accepts(grammar, "Well. <function=go>")
+    if not special:
+        text = qwen3_coder([("stop", {})])
+        assert grammars.accepts(grammar, f"Well. {text}")
+        assert not grammars.accepts(grammar, f"Well. <function=go></function> {text}")
 
 
 def test_a_key_that_tags_cannot_have_is_refused():

@@ -17,7 +17,7 @@ ARGUMENTS = ("arguments", "parameters", "args", "input")
 """Keys that models write for the arguments of a call, whatever their chat template has."""
 _LABELS = ("id", "call_id", "tool_call_id", "type", "index")
 """Keys of a call that say nothing of its arguments."""
-NAME = re.compile(r"[\w.\-]+")
+_NAME = re.compile(r"[\w.\-]+")
 _TICKS = "```"
 _FENCE = re.compile(r"`{1,2}|```\w{0,20}[ \t\r\n]{0,20}")
 """The text that opens a block of code, or its beginning."""
@@ -147,6 +147,11 @@ class CallsReader:
     def is_resting(self) -> bool:
         """Return whether the reader is outside every call and list, so that the region may end."""
         return not self.is_bad and not self._in_list and self._expect == self._item
+
+    @property
+    def is_unmarked(self) -> bool:
+        """Return whether the mark before the region may be part of other text."""
+        return False
 
     def read(self, text: str, at: int) -> int:
         """Consume text until the reader rests or needs more text. Return the position after the consumed text."""
@@ -419,13 +424,13 @@ class NamedCallsReader(CallsReader):
 
     def _item(self, text: str, at: int) -> int:
         char = text[at]
-        if NAME.match(char) and self._in_list == self._calls.listed:
+        if _NAME.match(char) and self._in_list == self._calls.listed:
             self._name, self._expect = "", self._in_name
             return at
         return self._between_items(char, at, may_list=self._calls.listed)
 
     def _in_name(self, text: str, at: int) -> int:
-        if name := NAME.match(text, at):
+        if name := _NAME.match(text, at):
             self._name += name[0]
             return name.end() if len(self._name) <= MAX_WORD else self._refuse(name.end())
         if self._calls.header:

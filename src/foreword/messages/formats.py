@@ -294,7 +294,9 @@ FORMATS = {
                 _THINK,
                 _between("calls", "<tool_call>", "</tool_call>", calls=_FUNCTION_TAGS, padding="\n"),
                 # Qwen3-Coder sometimes leaves out the first mark.
-                _between("calls", "<function=", "</tool_call>", calls=replace(_FUNCTION_TAGS, name=("", ">"))),
+                _between(
+                    "calls", "<function=", "</tool_call>", calls=replace(_FUNCTION_TAGS, name=("", ">"), unmarked=True)
+                ),
             ),
             bare=_BARE,
             signs=("<tool_call>", "<function="),

@@ -12,15 +12,23 @@ from foreword.messages.calls import JsonCalls, NamedCalls
 from foreword.messages.formats import WRITABLE, ResponseFormat
 from foreword.messages.markers import Literals, Marker
 from foreword.messages.notation import JSON, Notation
-from foreword.messages.tagged_calls import KEY, TaggedCalls, parameter_schema
+from foreword.messages.tagged_calls import KEY, NAME, TaggedCalls, parameter_schema
 from foreword.schemas import drop_annotations, resolved, subschemas, types_of, with_options
 
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as in chat templates
-_EXPRESSED = frozenset((
-    "type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "oneOf",
+_NOTES = frozenset((
     "title", "description", "default", "examples", "$schema", "$comment", "deprecated", "readOnly", "writeOnly",
+    "x-guidance",
 ))  # fmt: skip
+"""Keywords of schemas that ask for nothing."""
+_EXPRESSED = _NOTES | {
+    "type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "oneOf",
+}  # fmt: skip
 """Keywords of schemas that are followed in notations other than JSON, and those that ask for nothing."""
+_TAGGED = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$ref"}
+"""Keywords that are followed in the schema of a tool whose arguments are between tags."""
+_FREE = _NOTES | {"type", "anyOf", "oneOf", "$ref"}
+"""Keywords that are followed in the schema of a value between tags that may be any text."""
 _KEY = re.compile(r"[\w.+$-]+")
 _NEWLINE = r'"\n"?'
 """The rule for whitespace between tags, which models may write."""
@@ -131,7 +139,9 @@ def call_grammar(
     writer.rule("call", " | ".join(names))
     closing = writer.text(region.padding + _first(region.close))
     if free and region.open is not None:
-        opening = f"{writer.text_before(_first(region.open))} {writer.text(region.padding)}"
+        mark = _first(region.open)
+        others = [other for other in _call_marks(format) if other not in mark]
+        opening = f"{writer.text_before(mark, others)} {writer.text(region.padding)}"
     else:
         opening = writer.text(_first(region.open) + region.padding)
     if calls.listed:
@@ -170,10 +180,10 @@ def call_schema(tool: Tool) -> dict[str, Any]:
     return schema  # type: ignore[no-any-return]
 
 
-def _check_expressed(at: str, schemas: Iterable[Mapping[str, Any]]) -> None:
-    """Raise RequestError for a keyword that only JSON can follow."""
+def _check_expressed(at: str, schemas: Iterable[Mapping[str, Any]], expressed: frozenset[str] = _EXPRESSED) -> None:
+    """Raise RequestError for a keyword that is not one of these, which a notation other than JSON can follow."""
     for schema in schemas:
-        for name in schema.keys() - _EXPRESSED - {"x-guidance"}:
+        for name in schema.keys() - expressed:
             reason = "strict: true, and the notation of the model's calls cannot follow this keyword"
             raise RequestError(None, at, name, reason, "Leave out the keyword, or strict.")
 
@@ -185,6 +195,18 @@ def _many(item: str, separator: str, parallel: bool) -> str:
 
 def _first(marker: Marker | None) -> str:
     return marker.texts[0] if isinstance(marker, Literals) else ""
+
+
+def _call_marks(format: ResponseFormat) -> list[str]:
+    """Return the marks that open calls, except those that contain another one."""
+    regions = [region for region in format.regions if region.calls is not None]
+    marks = [mark for region in regions if isinstance(region.open, Literals) for mark in region.open.texts]
+    return [mark for mark in marks if not any(other != mark and other in mark for other in marks)]
+
+
+def _without(mark: str) -> str:
+    """Return the part of a terminal that excludes texts with this mark."""
+    return r" & ~/(?s:.*)" + re.escape(mark).replace("/", r"\/") + "(?s:.*)/"
 
 
 def _quoted(text: str) -> str:
@@ -216,23 +238,21 @@ class _Writer:
             at = match.end()
         return " ".join(part for part in [*parts, _quoted(text[at:])] if part != '""')
 
-    def text_before(self, mark: str) -> str:
-        """Return a rule for any text and the mark that ends it."""
+    def text_before(self, mark: str, others: Sequence[str] = ()) -> str:
+        """Return a rule for any text without the other marks, and the mark that ends it."""
+        text = "/(?s:.*)/" + "".join(map(_without, others))
         if mark in self._special:
-            return f"TEXT_ {self.text(mark)}" if self.rule("TEXT_", r"/(?s:.*)/") else ""
-        name = f"before{len(self._rules)}[suffix={_quoted(mark)}]"
-        self.rule(name, r"/(?s:.*)/")
-        return name.partition("[")[0]
+            return f"{self.rule('BEFORE_' if others else 'TEXT_', text)} {self.text(mark)}"
+        name = f"before{len(self._rules)}"
+        self.rule(f"{name}[suffix={_quoted(mark)}]", text)
+        return name
 
     def other_text(self, format: ResponseFormat) -> str:
         """Return a rule for a text that neither begins like a call nor contains the mark of a call."""
         regions = [region for region in format.regions if region.calls is not None]
         unmarked = "".join(region.unmarked for region in regions)
         first = rf"[^{re.escape(unmarked)}\s]" if unmarked else ""
-        marks = [mark for region in regions if isinstance(region.open, Literals) for mark in region.open.texts]
-        shortest = [mark for mark in marks if not any(other != mark and other in mark for other in marks)]
-        others = [r" & ~/(?s:.*)" + re.escape(mark).replace("/", r"\/") + "(?s:.*)/" for mark in shortest]
-        return self.rule("OTHER", f"/{first}(?s:.*)/" + "".join(others))
+        return self.rule("OTHER", f"/{first}(?s:.*)/" + "".join(map(_without, _call_marks(format))))
 
     def json_call(self, calls: JsonCalls, tool: Tool) -> str:
         index = len(self._rules)
@@ -256,15 +276,26 @@ class _Writer:
         return self.rule(f"call{len(self._rules)}", f"{_quoted(tool.name)} {header}{body}")
 
     def tagged_call(self, calls: TaggedCalls, tool: Tool) -> str:
-        schema, tags = call_schema(tool), _Tags(self, calls, tool)
-        properties = schema.get("properties")
-        if isinstance(properties, Mapping):
-            required = schema.get("required") or ()
-            first = [tags.argument(schema, key) for key in properties if key in required]
-            others = [f"{tags.argument(schema, key)}?" for key in properties if key not in required]
-            arguments = " ".join(first + others)
+        at, root = f"{tool.at}.parameters", call_schema(tool)
+        if not NAME.fullmatch(tool.name):
+            reason = "is a name that the model's format cannot write"
+            fix = "Use letters, digits, dashes and underscores."
+            raise RequestError(None, f"{tool.at}.name", tool.name, reason, fix)
+        schema = resolved(root, root)
+        if not isinstance(schema, dict):
+            raise RequestError(None, at, root.get("$ref"), "names no schema", "Give an object of parameters.")
+        if tool.is_strict:
+            _check_expressed(at, [root, schema], _TAGGED)
+        tags = _Tags(self, calls, tool, root)
+        properties, required = schema.get("properties"), schema.get("required", [])
+        if not isinstance(required, list):
+            raise RequestError(None, f"{at}.required", required, "is not a list", "Give the names of parameters.")
+        if isinstance(properties, dict):
+            first = [key for key in properties if key in required] + [key for key in required if key not in properties]
+            others = [key for key in properties if key not in required and properties[key] is not False]
+            arguments = " ".join([*map(tags.argument, first), *(f"{tags.argument(key)}?" for key in others)])
         else:
-            arguments = f"{tags.argument(schema, None)}*"
+            arguments = "" if schema.get("additionalProperties") is False else f"{tags.argument(None)}*"
         head = self.text(calls.name[0] + tool.name + calls.name[1])
         return self.rule(f"call{len(self._rules)}", f"{head} {_NEWLINE} {arguments} {self.text(calls.end)}")
 
@@ -274,18 +305,18 @@ _WORDS = {"boolean": ("true", "false", "True", "False"), "null": ("null", "None"
 
 
 class _Tags:
-    """Rules for the arguments of a tool between tags.
+    """Rules for the arguments of a tool between tags. root: the schema of the arguments, in which a ``$ref`` is a path.
 
     The values of strings are any text, or one of the texts of an enum or const; others follow their schemas as JSON.
     """
 
-    def __init__(self, writer: _Writer, calls: TaggedCalls, tool: Tool) -> None:
-        self._writer, self._calls, self._tool = writer, calls, tool
+    def __init__(self, writer: _Writer, calls: TaggedCalls, tool: Tool, root: Mapping[str, Any]) -> None:
+        self._writer, self._calls, self._tool, self._root = writer, calls, tool, root
 
-    def argument(self, schema: Mapping[str, Any], key: str | None) -> str:
+    def argument(self, key: str | None) -> str:
         """Return a rule for a key and its value. key: None for any key."""
         writer, calls = self._writer, self._calls
-        if key is not None and not KEY.fullmatch(key):
+        if key is not None and not (isinstance(key, str) and KEY.fullmatch(key)):
             fix = "Use a name without angle brackets and line breaks."
             reason = "is a parameter that the model's format cannot write"
             raise RequestError(None, f"{self._tool.at}.parameters", key, reason, fix)
@@ -295,30 +326,50 @@ class _Tags:
             parts += [_NEWLINE, writer.text(calls.value[0])]
         if calls.has_lines:
             parts.append(_NEWLINE)
-        parts += [self._value(resolved(parameter_schema(schema, key or ""), schema), schema), _NEWLINE]
+        parts += [self._value(parameter_schema(self._root, key or "")), _NEWLINE]
         return writer.rule(f"argument{len(writer._rules)}", " ".join(filter(None, parts)))
 
-    def _value(self, part: object, schema: Mapping[str, Any]) -> str:
+    def _value(self, schema: object) -> str:
         """Return a rule for a value and the tag behind it."""
         writer, end = self._writer, self._calls.value[1]
-        types = types_of(part, schema)
-        closing = f"{_NEWLINE if self._calls.has_lines else ''} {writer.text(end)}"
-        if not isinstance(part, Mapping) or types is None:
+        options = self._options(schema, set())
+        if not options:
             return writer.text_before(end)
-        if types <= _WORDS.keys() and not part.keys() & {"enum", "const"}:
-            texts = [text for kind in sorted(types) for text in _WORDS[kind]]
-        elif "string" not in types:
-            known = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-            json_schema = json.dumps(with_options({**known, **part}, _SEPARATORS))
-            return f"{writer.rule(f'value{len(writer._rules)}', f'%json {json_schema}')} {closing}"
-        else:
-            if self._tool.is_strict:
-                _check_expressed(f"{self._tool.at}.parameters", subschemas(part))
+        closing = f"{_NEWLINE if self._calls.has_lines else ''} {writer.text(end)}"
+        return f"{writer.rule(f'value{len(writer._rules)}', ' | '.join(options))} {closing}"
+
+    def _options(self, schema: object, seen: set[int]) -> list[str] | None:
+        """Return rules for the values of a schema, or None for any text. seen: the schemas that have rules already."""
+        writer, root = self._writer, self._root
+        types, part = types_of(schema, root), resolved(schema, root)
+        if id(part) in seen:
+            return []
+        seen.add(id(part))
+        if types and isinstance(part, dict):
             values = [part["const"]] if "const" in part else part.get("enum")
-            if not values:
-                return writer.text_before(end)
-            texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
-        return f"{writer.rule(f'value{len(writer._rules)}', ' | '.join(map(writer.text, texts)))} {closing}"
+            if types <= _WORDS.keys() and not values:
+                return [_quoted(text) for kind in sorted(types) for text in _WORDS[kind]]
+            if "string" not in types:
+                return [writer.rule(f"value{len(writer._rules)}", f"%json {self._json(schema)}")]
+            if isinstance(values, list):
+                texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+                return [writer.text(text) or '""' for text in texts]
+            parts = next((part[name] for name in ("anyOf", "oneOf", "allOf") if name in part), None)
+            if isinstance(parts, list):
+                options = [self._options(item, seen) for item in parts]
+                if None not in options:
+                    return [rule for option in options for rule in option or ()]
+        if self._tool.is_strict:
+            at = f"{self._tool.at}.parameters"
+            _check_expressed(at, subschemas(schema, root), _FREE if part is not None else _NOTES)
+        return None
+
+    def _json(self, schema: object) -> str:
+        """Return a schema as JSON. If it has a ``$ref``, the root is one of its definitions."""
+        whole = {**(schema if isinstance(schema, dict) else {}), "x-guidance": self._root["x-guidance"]}
+        if '"$ref": "#' not in (text := json.dumps(whole)):
+            return text
+        return json.dumps({**whole, "$defs": {"root": self._root}}).replace('"$ref": "#', '"$ref": "#/$defs/root')
 
 
 class _Values:

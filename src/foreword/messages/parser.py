@@ -229,7 +229,7 @@ class MessageParser:
         at = reader.read(text, at)
         if not reader.is_bad:
             return at
-        if region.close is None and not self._sink.is_open:
+        if not self._sink.is_open and (region.close is None or reader.is_unmarked):
             self._end_calls("")
             return at
         return self._damaged(at, at_end)

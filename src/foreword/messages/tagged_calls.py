@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from foreword.messages.calls import NAME, SPACE, CallSink, CallsReader
+from foreword.messages.calls import SPACE, CallSink, CallsReader
 from foreword.messages.notation import MAX_WORD, PYTHON, Notation, Status, ValueReader, escaped, until
-from foreword.schemas import types_of
+from foreword.schemas import resolved, types_of
 
 _VALUES = Notation(quotes=PYTHON.quotes, constants=PYTHON.constants)
 """The notation of values that are not strings: models write lists and words of JSON or of Python."""
 _KINDS = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
 """The types of values in JSON by their first character; others are strings and numbers."""
 _TEXT = frozenset(["string"])
+NAME = re.compile(r"[^\s<>()\[\]{}\"',`]+")
+"""The name of a tool."""
 KEY = re.compile(r"[^<>\r\n]+")
 """A key between tags."""
 
@@ -27,8 +29,9 @@ class TaggedCalls:
 
     name, key, value: the texts around the name of the tool, a key and a value. Those around the name, and the one
     before a value, may be empty; without a text before the name, a region has one call. end: the text that ends a call.
-    has_lines: a value is on lines of its own, so one newline at each of its ends is not part of it. listed, separators:
-    as of `JsonCalls`.
+    has_lines: a value is on lines of its own, so one newline at each of its ends is not part of it. unmarked: the mark
+    before the region may be part of other text, so the name must be that of a known tool, and the region ends where no
+    call can follow. listed, separators: as of `JsonCalls`.
 
     The types of values are those of the tools' schemas: see `value_as_json`.
     """
@@ -38,6 +41,7 @@ class TaggedCalls:
     value: tuple[str, str]
     end: str
     has_lines: bool = False
+    unmarked: bool = False
     listed: ClassVar[bool] = False
     separators: ClassVar[str] = ""
 
@@ -50,7 +54,9 @@ class TaggedCalls:
 
 
 def parameter_schema(schema: Mapping[str, Any], key: str) -> object:
-    """Return the schema of the value of a key, or None if there is none."""
+    """Return the schema of the value of a key, or None if there is none. schema: that of a tool's parameters."""
+    found = resolved(schema, schema)
+    schema = found if isinstance(found, Mapping) else {}
     properties = schema.get("properties")
     others = schema.get("additionalProperties")
     return properties.get(key, others) if isinstance(properties, Mapping) else others
@@ -92,6 +98,10 @@ class TaggedCallsReader(CallsReader):
         self._pieces: list[str] = []  # the parts of a value
         self._held = ""  # the beginning of the tag behind a value
         self._newline: str | None = None  # a newline that may be the last of a value; None at its beginning
+
+    @property
+    def is_unmarked(self) -> bool:
+        return self._calls.unmarked
 
     @property
     def _streams(self) -> bool:
@@ -146,6 +156,9 @@ class TaggedCallsReader(CallsReader):
         return at
 
     def _start(self) -> None:
+        if self._calls.unmarked and self._sink.allowed is not None and self._word not in self._sink.allowed:
+            self.is_bad = True
+            return
         self._sink.start(self._word)
         self._schema = self._sink.schemas.get(self._word, {})
         self._is_first = True
