@@ -205,8 +205,8 @@ def older(config):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in TINY if not name.startswith(("gemma4", "lfm3", "mellum"))]
-)  # newer than version 5
+    "name", [name for name in TINY if not name.startswith(("gemma4", "lfm3", "mellum", "cohere2-moe"))]
+)  # their configurations were never older, or transformers ignores older ones
 def test_an_older_configuration_gives_the_same_spec(tmp_path, name):
     folder = make(tmp_path, name)
     new = load_model(folder).spec

@@ -62,7 +62,7 @@ LISTS = {
     "mlp_only_layers": [[]],
     "moe_layers": [[]],
     ("llama4_text", "no_rope_layers"): [[]],
-    **{(name, "rope_scaling"): [] for name in ("mellum", "gptj", "codegen")},
+    **{(name, "rope_scaling"): [] for name in ("mellum", "gptj", "codegen", "cohere2_moe")},
     **{(name, "rope_parameters"): [] for name in _OWN_ROTARY},
     "full_attn_idxs": [[]],
     "rope_scaling": [{}],

@@ -120,7 +120,7 @@ FAMILIES = {
         table(
             *(_COMMON, WINDOWS, EXPERTS, [Key(_PATTERN, 4), Key("prefix_dense_sliding_window_pattern", 1)]),
             [Key("prefix_dense_intermediate_size", kind=int), Key("mlp_layer_types"), Key(_RMS, kind=float)],
-            [Key("first_k_dense_replace", 0), Key("num_shared_experts", 0)],
+            [Key("first_k_dense_replace", 0), Key("num_shared_experts", 0), only("rope_scaling", None)],
             [Key(_STRATEGY, "average", ("average", "sum")), Key(_SELECTION, "softmax", ("softmax", "sigmoid"))],
             tie_word_embeddings=True,
             sliding_window=4096,
