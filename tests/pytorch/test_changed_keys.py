@@ -127,4 +127,4 @@ def test_each_key_changed_alone_is_computed_as_by_transformers_or_refused(tmp_pa
         assert difference < 2e-3, f"{json.dumps(changed)}: {difference}"
         counts["equal"] += 1
     assert counts["equal"] > 20
-    assert counts["refused"] > 5
+    assert counts["refused"] > 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_the_images_of_commands_are_seen_in_their_order(tmp_path):
     assert status == 2
     assert "image 2 of the next message: b c.png, 30 × 84 pixels" in shown
     assert "removed: [image] what" in shown
-    assert f"/image '{tmp_path}/no.png' = " in error
+    assert re.search(r"/image '.*no\.png'.*: file not found", error)  # a long path is shortened
     kept = Conversation()
     kept.load(talk)
     assert kept.messages[0]["content"][0] == {"type": "image", "image": str(files[0])}
