@@ -24,6 +24,13 @@ _NESTED = (
 """Keywords with a schema, or a list of schemas."""
 
 
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "type": (str, list), "properties": dict, "required": list, "enum": list, "anyOf": list, "oneOf": list,
+    "allOf": list, "$defs": dict, "definitions": dict,
+}  # fmt: skip
+"""The types of keywords that are read before a grammar is compiled."""
+
+
 @runtime_checkable
 class _Model(Protocol):
     """An object with its own schema, such as a model class of Pydantic."""

@@ -282,3 +282,14 @@ def test_a_strict_tool_is_refused_where_the_notation_cannot_follow_its_schema():
     with pytest.raises(RequestError, match=r"tools\[0\]\.function\.parameters = 'pattern': strict: true"):
         call_grammar(FORMATS["gemma4"], [tool], "auto")
     call_grammar(FORMATS["hermes"], [tool], "auto")
+
+
+@pytest.mark.parametrize("name", ["hermes", "lfm2", "gemma4", "qwen3_coder"])
+@pytest.mark.parametrize("key", ["required", "properties", "enum", "anyOf", "type"])
+def test_a_keyword_of_a_wrong_type_is_refused(name, key):
+    for parameters in ({key: 5}, {"properties": {"a": {"type": "object", "properties": {"b": {}}, key: 5}}}):
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        with pytest.raises(RequestError, match=rf"tools\[0\].function.parameters = 5: is not a value of {key}"):
+            call_grammar(FORMATS[name], [tool])
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {key: None}}}}}
+    call_grammar(FORMATS[name], [tool])

@@ -13,7 +13,7 @@ from foreword.messages.formats import WRITABLE, ResponseFormat
 from foreword.messages.markers import Literals, Marker
 from foreword.messages.notation import JSON, Notation
 from foreword.messages.tagged_calls import KEY, NAME, TaggedCalls, parameter_schema
-from foreword.schemas import drop_annotations, resolved, subschemas, types_of, with_options
+from foreword.schemas import KINDS, drop_annotations, resolved, subschemas, types_of, with_options
 
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as in chat templates
 _NOTES = frozenset((
@@ -166,8 +166,8 @@ def call_grammar(
 
 
 def call_schema(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, with the whitespace that chat templates write. Raise RequestError if it
-    is not JSON.
+    """Return the schema of a tool's arguments, with the whitespace that chat templates write and without keywords that
+    are null. Raise RequestError if it is not JSON, or a keyword has a wrong type.
     """
     try:
         schema = json.loads(json.dumps(with_options(tool.parameters, _SEPARATORS)))
@@ -176,6 +176,13 @@ def call_schema(tool: Tool) -> dict[str, Any]:
     except Exception as error:  # objects of the caller may raise any exception
         reason, fix = f"is not JSON: {error!s:.200}", "Use plain dictionaries, lists, texts and numbers."
         raise RequestError(None, f"{tool.at}.parameters", tool.parameters, reason, fix) from None
+    for part in subschemas(schema):
+        for name in KINDS.keys() & part.keys():
+            if part[name] is None:  # as clients write what they do not have
+                del part[name]
+            elif not isinstance(part[name], KINDS[name]):
+                reason = f"is not a value of {name}"
+                raise RequestError(None, f"{tool.at}.parameters", part[name], reason, "Give a JSON schema.")
     drop_annotations(schema)
     return schema  # type: ignore[no-any-return]
 
@@ -268,11 +275,12 @@ class _Writer:
             arguments = self.rule(f"arguments{len(self._rules)}", f"%json {json.dumps(call_schema(tool))}")
             return self.rule(f"call{len(self._rules)}", f"{_quoted(tool.name)} {header}{arguments}")
         at = f"{tool.at}.parameters"
+        schema = call_schema(tool)
         if tool.is_strict:
-            _check_expressed(at, subschemas(call_schema(tool)))
+            _check_expressed(at, subschemas(schema))
         values = _Values(self, calls.notation, at)
         brackets = ("(", ")", "=") if calls.opening == "(" else ("{", "}", ":")
-        body = values.object(tool.parameters, *brackets)
+        body = values.object(schema, *brackets)
         return self.rule(f"call{len(self._rules)}", f"{_quoted(tool.name)} {header}{body}")
 
     def tagged_call(self, calls: TaggedCalls, tool: Tool) -> str:
@@ -288,8 +296,6 @@ class _Writer:
             _check_expressed(at, [root, schema], _TAGGED)
         tags = _Tags(self, calls, tool, root)
         properties, required = schema.get("properties"), schema.get("required", [])
-        if not isinstance(required, list):
-            raise RequestError(None, f"{at}.required", required, "is not a list", "Give the names of parameters.")
         if isinstance(properties, dict):
             first = [key for key in properties if key in required] + [key for key in required if key not in properties]
             others = [key for key in properties if key not in required and properties[key] is not False]
