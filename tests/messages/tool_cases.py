@@ -22,6 +22,7 @@ import jsonschema
 
 from foreword import LLM, SamplingParams
 from foreword.errors import RequestError
+from foreword.messages import FORMATS
 
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
 """What the leaderboard calls types of JSON schemas."""
@@ -127,7 +128,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="of each group")
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--form", choices=("own", "generic"), help="one alone: the model's own, or tools in words")
+    forms = ["own", *(name for name, format in FORMATS.items() if format.writes_calls)]
+    parser.add_argument("--form", choices=forms, help="one alone: the model's own, or another; generic: tools in words")
     options = parser.parse_args()
     package = find_spec("bfcl_eval")
     if package is None or package.origin is None:
@@ -135,7 +137,7 @@ def main() -> int:
         return 2
     directory, num_malformed = Path(package.origin).parent / "data", 0
     llm = LLM(options.model, max_model_len=4096)
-    for format in {"own": (None,), "generic": ("generic",)}.get(options.form, (None, "generic")):
+    for format in {"own": (None,), None: (None, "generic")}.get(options.form, (options.form,)):
         for choice in ("auto", "required"):
             for group in GROUPS if choice == "auto" else GROUPS[:3]:
                 start = time.perf_counter()
