@@ -11,7 +11,7 @@ from foreword.errors import RequestError
 from foreword.messages.calls import JsonCalls, NamedCalls
 from foreword.messages.formats import WRITABLE, ResponseFormat
 from foreword.messages.markers import Literals, Marker
-from foreword.messages.notation import JSON, Notation
+from foreword.messages.notation import JSON, PYTHON, Notation
 from foreword.messages.tagged_calls import KEY, NAME, TaggedCalls, parameter_schema
 from foreword.schemas import KINDS, drop_annotations, resolved, subschemas, types_of, with_options
 
@@ -306,7 +306,10 @@ class _Writer:
         return self.rule(f"call{len(self._rules)}", f"{head} {_NEWLINE} {arguments} {self.text(calls.end)}")
 
 
-_WORDS = {"boolean": ("true", "false", "True", "False"), "null": ("null", "None")}
+_WORDS = {
+    "boolean": [word for word, value in PYTHON.constants.items() if value != "null"],
+    "null": [word for word, value in PYTHON.constants.items() if value == "null"],
+}
 """Texts of constants between tags: chat templates write those of Python."""
 
 
