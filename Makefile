@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo docs serve attack clients stubs lock lock-vllm test test-oldest slow-tests smoke schemas fuzz native-calls storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers families device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container workflow upgrade soak-models tools clean
+.PHONY: help demo docs serve attack clients stubs lock lock-vllm test thorough test-oldest slow-tests smoke schemas fuzz native-calls storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers families device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container workflow upgrade soak-models tools clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -64,8 +64,11 @@ demo: $(STAMPS)/install  ## build, get the default model, answer a prompt, show 
 serve: $(STAMPS)/serve  ## install what the server needs and serve the default model at http://127.0.0.1:8000
 	$(BIN)/foreword serve $(MODEL)
 
-test: $(STAMPS)/test  ## everything, the default model included, on all cores; the slowest tests are listed
-	$(BIN)/python -m pytest -n auto --dist worksteal --durations 15
+test: $(STAMPS)/test  ## every layer, the default model included, on all cores; the slowest tests are listed
+	$(BIN)/python -m pytest -n auto --dist worksteal --durations 15 -m "not long"
+
+thorough: $(STAMPS)/test  ## `make test` with its long tests, all cases, and five times the examples of properties (an hour)
+	$(BIN)/python -m pytest -n auto --dist worksteal --durations 30 --hypothesis-profile thorough $(TESTS)
 
 OLDEST = build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 build/oldest/installed: tools/locked/oldest/requirements.txt $(STAMPS)/build-tools $(SOURCES)  ## the package with the lowest versions that pyproject.toml names
@@ -77,7 +80,7 @@ build/oldest/installed: tools/locked/oldest/requirements.txt $(STAMPS)/build-too
 	@touch $@
 
 test-oldest: build/oldest/installed  ## the tests with the lowest versions of the dependencies; TESTS="tests/server" (minutes)
-	build/oldest/bin/python -m pytest -n auto --dist worksteal $(TESTS)
+	build/oldest/bin/python -m pytest -n auto --dist worksteal -m "not long" $(TESTS)
 
 smoke: $(STAMPS)/test  ## a few quick tests of each layer, in seconds
 	$(BIN)/python -m pytest -m smoke -rs

@@ -3,6 +3,7 @@
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,29 @@ from foreword.models import registry
 # A shell starts background commands with interrupts ignored, which processes inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Examples take as long as the machine needs. Each run draws others, so that half of hypothesis's own number is enough.
-settings.register_profile("foreword", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+# Examples take as long as the machine needs. Each run draws others. `make thorough` draws more of them.
+for name, number in (("foreword", 20), ("thorough", 100)):
+    settings.register_profile(name, deadline=None, max_examples=number, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("foreword")
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist calls it
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the workers of `-n auto`: three for two cores, since tests wait for processes, sockets and timeouts."""
+    return (os.cpu_count() or 1) * 3 // 2
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `long` all cases of a test marked `one_in(number)` but every number-th."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is not None:
+            name = item.nodeid.partition("[")[0]
+            if seen[name] % mark.args[0]:
+                item.add_marker("long")
+            seen[name] += 1
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -186,8 +186,8 @@ def _each(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def convert_all(values: Any) -> Any:
         if isinstance(values, Mapping | str | bytes | bytearray):
             return values
-        found = attempt(lambda given: tuple(map(convert, islice(given, MAX_ITEMS + 1))), values, otherwise=None)
-        return values if found is None or len(found) > MAX_ITEMS else found
+        found = attempt(lambda given: tuple(islice(given, MAX_ITEMS + 1)), values, otherwise=None)
+        return values if found is None or len(found) > MAX_ITEMS else tuple(map(convert, found))
 
     return convert_all
 

@@ -25,6 +25,7 @@ def random_world(seed):
     return world, plan, drafts, {rid: int(rng.integers(0, len(ids) + 1)) for rid, ids in drafts.items()}
 
 
+@pytest.mark.one_in(3)
 @every_backend
 @pytest.mark.parametrize("form", ["mapping", "array"])
 def test_a_trimmed_step_is_the_step_of_the_drafts_that_are_left(backend, form):

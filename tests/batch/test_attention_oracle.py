@@ -242,6 +242,7 @@ def masked(step, g):
 KERNELS = [flash_attn, flashinfer, page_size_one, dense, nano_vllm, by_common_attention_metadata, masked]
 
 
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
 @pytest.mark.parametrize(
     "kinds",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from batch_rig import states_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foreword.batch import CapacityError, KVGroup, NewRequest, NewRequests, RequestError, RequestStates
@@ -79,7 +79,6 @@ def new_request(draw: st.DrawFn, name: str) -> NewRequest:
     return NewRequest(name, tokens[:prompt], blocks, tokens[prompt:], computed, params)
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_bulk_calls_equal_single_ones(data: st.DataObject) -> None:
     bulk, numpy, single = states(), states(native=False), states(bulk=False)

@@ -147,6 +147,7 @@ def following(mirrors: dict, start: int, call):
 # -- whole lives -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("seed", range(int(test_random_traces.EXAMPLES or 20)))
 def test_a_mirror_prepares_every_step_of_random_lives(monkeypatch, seed):
     """Arrivals, chunks, prefix hits, drafts, both orders, padding, windows, ranks, moves, preemption, steps that are
@@ -163,6 +164,7 @@ def test_a_mirror_prepares_every_step_of_random_lives(monkeypatch, seed):
     assert len(mirrors) == len(BACKENDS)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("way", ["native", "python"])
 @pytest.mark.parametrize("generation", [1, 2])
 def test_a_mirror_follows_a_vllm_scheduler(monkeypatch, generation, way):
@@ -310,6 +312,7 @@ def test_requests_admitted_as_columns_reach_the_mirror(sampling, lora_id):
         assert np.array_equal(sampling_metadata(mine).seed, sampling_metadata(batch).seed)
 
 
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("null_block", [0, -1])
 @every_backend
 @pytest.mark.parametrize("seed", range(4))
@@ -435,6 +438,7 @@ def test_a_refused_byte_string_names_what_is_wrong():
             StepDifference.from_bytes(wrong)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("seed", range(6))
 def test_bytes_with_a_valid_checksum_and_wrong_content_give_a_typed_error_or_a_step(seed):
     rng = random.Random(seed)

@@ -148,6 +148,7 @@ def test_blocks_past_the_end_of_any_group_change_no_group(world):
     world.assert_unchanged(before)
 
 
+@pytest.mark.one_in(3)
 @every_backend
 @every_check
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def plain(kv, q):
     return weights / weights.sum() @ kv
 
 
+@pytest.mark.one_in(3)
 @every_backend
 @pytest.mark.parametrize("is_uniform", [False, True])
 @pytest.mark.parametrize("padding", ["empty", "tokens"])

@@ -161,6 +161,7 @@ def world(operation: str, core: bool, backend: str, advanced: bool = False) -> W
     return made
 
 
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize(("core", "backend"), [(True, "native"), (False, "numpy")])
 @pytest.mark.parametrize(
     ("operation", "advanced"), [*((o, False) for o in OPERATIONS), ("commit", True), ("commit of an array", True)]
@@ -187,6 +188,7 @@ def test_an_interrupt_at_any_line_leaves_the_states_as_before_or_as_after(operat
     assert nth > 3
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("backend", ["native", "numpy", "loops"])
 @pytest.mark.parametrize("what", ["prepare", "resolve"])
 def test_a_batch_whose_tensors_were_overwritten_in_part_is_stale(what, backend):

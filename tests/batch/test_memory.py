@@ -120,6 +120,7 @@ def outputs(batch: InputBatch, spread: bool = False) -> dict[str, np.ndarray]:
 # -- addresses -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @every_backend
 @pytest.mark.parametrize("null", [0, -1])
 @pytest.mark.parametrize("spread", [False, True])
@@ -244,6 +245,7 @@ def test_ordinary_memory_begins_at_a_cache_line():
     assert all(address(a) >= address(buffers.arena) for f in STEP for a in arrays(buffers[f.name]))
 
 
+@pytest.mark.one_in(3)
 @every_backend
 @pytest.mark.parametrize("null", [0, -1])
 def test_what_the_callers_memory_held_before_is_in_no_step(backend, null):

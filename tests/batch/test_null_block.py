@@ -127,6 +127,7 @@ def test_a_request_is_refused_whose_tokens_would_be_written_to_the_null_block(nu
     assert "a" not in states
 
 
+@pytest.mark.one_in(5)
 @every_check
 @every_backend
 @NULLS

@@ -66,6 +66,7 @@ class SGLangLives(Lives):
             assert row[first : lens[b]].tolist() == held
 
 
+@pytest.mark.long
 def test_every_field_of_random_steps_is_what_the_loops_say():
     seen: Counter[str] = Counter()
     for seed in range(3):

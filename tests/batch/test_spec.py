@@ -48,6 +48,7 @@ def changed(value: np.generic) -> list[np.generic]:
     return [v for v in map(value.dtype.type, wanted) if v != value]
 
 
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("name", SCENES)
 def test_one_flipped_entry_of_a_batch_is_named(name):
     made = scene(name)
@@ -116,6 +117,7 @@ def caught(rules: list[validator.Rule], made: Scene) -> bool:
     return False
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rule", validator.RULES, ids=lambda rule: rule.name)
 def test_a_rule_removed_lets_a_corruption_through(rule, monkeypatch):
     others = [r for r in validator.RULES if r.spec is rule.spec and r is not rule]

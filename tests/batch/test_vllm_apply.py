@@ -198,6 +198,7 @@ class Scheduler:
         return sampled
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("way", ["native", "python", "unpickled"])
 @pytest.mark.parametrize("form", ["applied", "plan"])
 @pytest.mark.parametrize("generation", [1, 2])
@@ -409,6 +410,7 @@ def odd_outputs(rng):
     return out
 
 
+@pytest.mark.long
 def test_odd_outputs_end_as_an_error_or_as_python_would_apply_them(monkeypatch):
     def run(out, front):
         with monkeypatch.context() as patch:

@@ -94,6 +94,7 @@ class AscendLives(Lives):
 # -- tests ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_field_of_random_steps_is_what_the_loops_say():
     masks = [[AscendMasks(dtype, window) for dtype in (np.bool_, np.float16, np.float32)] for window in (None, 3, 1)]
     seen: Counter[str] = Counter()

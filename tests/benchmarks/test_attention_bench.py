@@ -11,6 +11,7 @@ from foreword.native import available
 LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64  # the shape of the default model
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.skipif(not available(), reason="the native module is not built")
 def test_rates_are_bytes_and_operations_per_second(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -38,6 +38,7 @@ def outcome(capsys, monkeypatch, *arguments):
     return end.value.code, capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_folder_runs_as_a_program_from_any_directory(tmp_path):
     source = str(Path(foreword.__file__).parents[1])
     command = [sys.executable, str(ROOT / "benchmarks"), "--help"]
@@ -53,6 +54,7 @@ def test_the_readme_has_every_command(name):
     assert f"| `python benchmarks {name}" in (ROOT / "benchmarks" / "README.md").read_text()
 
 
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_number_out_of_range_is_refused_with_the_name_of_its_option(capsys, monkeypatch, name):
     tried = list(bad_values.numbers([(name, COMMANDS[name])]))
@@ -78,6 +80,7 @@ def test_numbers_of_requests_are_positive_integers_separated_by_commas(monkeypat
             bench("overlap", "--at-once", wrong)
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_quality_is_held_to_float32(tmp_path, smollm2_path):
     text = tmp_path / "text"

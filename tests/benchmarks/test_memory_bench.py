@@ -15,6 +15,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 def test_the_parts_of_the_peak_add_up(talker: Path):
     [found] = memory.run(str(talker), formats=["auto/int8"], workloads=["W1"], options={})
     assert (found.formats, found.workload) == ("auto/int8", "W1")
@@ -24,6 +25,7 @@ def test_the_parts_of_the_peak_add_up(talker: Path):
     assert found.over == pytest.approx(found.peak / (found.weights + found.kv) - 1)
 
 
+@pytest.mark.long
 def test_a_process_that_fails_ends_with_its_error(tmp_path):
     with pytest.raises(EngineError, match="the measured process failed"):
         list(memory.run(str(tmp_path / "none.gguf"), formats=["auto/bf16"], workloads=["W1"], options={}))

@@ -8,6 +8,7 @@ from parts import mixed
 from foreword.native import available
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not available(), reason="the native module is not built")
 def test_each_share_is_measured_while_prompts_arrive(talker: Path):
     results = list(mixed.run(str(talker), shares=[1.0, 0.5], at_once=2, prompt_tokens=40, steps=60))

@@ -8,6 +8,7 @@ from parts import speculation
 from foreword.native import available
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not available(), reason="the native module is not built")
 def test_every_method_is_measured_on_equal_outputs(talker: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(speculation, "PROMPTS", {"echo": ("Repeat this: one two three one two three one two",)})

@@ -35,6 +35,7 @@ def test_a_server_without_a_fault_shows_nothing_beyond_its_noise():
     assert toy.num_requests < 300
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_and_shrunk_to_few_requests_and_tokens(fault):
     toy = Toy(fault, noise=NOISE)
@@ -68,6 +69,7 @@ def test_the_script_of_a_finding_shows_the_fault_and_clears_a_server_without_it(
     assert "0 of 3 copies show it" in right.stdout
 
 
+@pytest.mark.long
 def test_without_log_probabilities_texts_are_compared():
     toy = Toy("border", logprobs=False)
     with toy_server(toy) as url:

@@ -16,6 +16,7 @@ def searched(url: str, runs: int, *scenarios: str, route: str = "completions"):
     return server, fuzzer.run(seconds=120, max_conversations=runs)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("route", "scenarios"), [("completions", ()), ("chat", ("turns", "salts"))])
 def test_a_sound_server_shows_nothing(talker, route, scenarios):
     with serving(talker, engine=ENGINE) as running:
@@ -29,6 +30,7 @@ def test_a_sound_server_shows_nothing(talker, route, scenarios):
     assert server.tokens_per_word == 1.0
 
 
+@pytest.mark.long
 def test_a_cache_that_ignores_salts_is_found(talker, monkeypatch):
     lookup, attach = KVCacheManager.lookup, KVCacheManager.attach
     monkeypatch.setattr(KVCacheManager, "lookup", lambda self, tokens, keys=None: lookup(self, tokens))

@@ -3,7 +3,7 @@
 from random import Random
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foreword.cache import prefix_keys
@@ -69,7 +69,6 @@ def some(random, length):
     }
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32))
 def test_blocks_have_equal_keys_exactly_if_their_content_is_equal(seed):
     random = Random(seed)

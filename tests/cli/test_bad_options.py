@@ -76,6 +76,7 @@ def test_every_command_with_numbers_is_tried():
     assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | of_model | others
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("words", sorted({words for words, _, _ in numbers()}))
 def test_a_number_out_of_range_is_refused_with_the_name_of_its_option(run_here, tmp_path, words):
     (tmp_path / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 5, "output_length": 3}\n')
@@ -227,6 +228,7 @@ def started(*arguments, **streams):
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": source}, stderr=subprocess.PIPE, **streams)
 
 
+@pytest.mark.long
 def test_a_reader_that_stops_reading_ends_the_command_in_silence():
     arguments = ["explain", "--json", "--max-model-len", "400", "--steps", "380"]  # more than a pipe holds
     with started(*arguments, stdout=subprocess.PIPE) as process:
@@ -235,6 +237,7 @@ def test_a_reader_that_stops_reading_ends_the_command_in_silence():
         assert (process.wait(60), process.stderr.read()) == (1, b"")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_output_that_cannot_be_written_is_reported():
     with Path("/dev/full").open("w") as full, started("models", "list", "--json", stdout=full) as process:
@@ -242,6 +245,7 @@ def test_output_that_cannot_be_written_is_reported():
         assert process.stderr.read() == b"foreword: [Errno 28] No space left on device\n"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("words", "status"), [(["models", "list"], 0), (["explain", "--token", "x"], 2)])
 def test_streams_that_are_closed_do_not_change_the_exit_status(words, status):
     command = 'exec "$0" -c "from foreword.cli import main; main()" "$@" >&- 2>&-'
@@ -250,6 +254,7 @@ def test_streams_that_are_closed_do_not_change_the_exit_status(words, status):
     assert ended.returncode == status
 
 
+@pytest.mark.long
 def test_output_that_the_terminal_cannot_show_does_not_fail():
     with started("explain", stdout=subprocess.PIPE) as process:
         expected = process.communicate(timeout=60)[0].decode()

@@ -166,6 +166,7 @@ def test_a_second_run_does_nothing_and_has_the_same_status(talker, paths):
     assert [json.loads(text)["custom_id"] for text in out.read_text().splitlines()[4:]] == ["c"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("cut", [1, 10, 15, 20, 150, 300])
 def test_a_torn_line_is_cut_and_done_again(talker, paths, cut):
     source, out = paths
@@ -203,6 +204,7 @@ def test_files_that_cannot_be_used_are_refused(talker, paths, tmp_path):
         batch(source, out, "-m", talker)
 
 
+@pytest.mark.long
 def test_standard_streams(talker, paths):
     source, _ = paths
     write(source, line("a"), line("b"))
@@ -363,6 +365,7 @@ def test_a_batch_file_is_read_lazily():
     assert [next(lines).number for _ in range(3)] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_and_continued_nothing_is_lost_or_done_twice(talker, paths):
     source, out = paths
     count = 40
@@ -417,6 +420,7 @@ def test_ctrl_c_ends_it_and_the_same_command_continues(tmp_path, paths):
     assert sorted(records(out)) == ["r0", "r1", "r2", "r3"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("columns", [100, 40, 20])
 def test_a_terminal_shows_progress_and_a_summary(talker, paths, columns):
     source, out = paths
@@ -441,6 +445,7 @@ def test_no_colour_where_it_is_not_wanted(talker, paths):
     assert not any(f"\x1b[{code}" in terminal.shown for code in ("2m", "3", "9", "38"))
 
 
+@pytest.mark.long
 def test_a_reader_that_leaves_ends_it_in_silence(talker, paths):
     source, _ = paths
     write(source, *(text_line(f"r{i}", "abc", max_tokens=50 * (i + 1)) for i in range(200)))

@@ -49,6 +49,7 @@ def answered(run_here, talker):
     return lines_of
 
 
+@pytest.mark.long
 def test_each_line_of_a_pipe_is_a_turn_that_knows_the_others(talker, expected):
     assert piped(talker, "Hi", "", "you", "there") == expected("Hi", "you", "there")
     assert piped(talker, "a\\", "b", '"""', "c", '"""') == expected("a\nb", "c")
@@ -207,6 +208,7 @@ def test_ctrl_c_empties_a_line_and_ends_the_chat_in_an_empty_one_alone(talker, e
     assert "interrupted" in terminal.plain
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("end", ["/exit\n", "\x04", "kill"])
 def test_a_conversation_goes_on_after_any_end(talker, expected, tmp_path, end):
     with Terminal("chat", "-m", talker, *SHORT, columns=200) as terminal:
@@ -230,6 +232,7 @@ def test_a_conversation_goes_on_after_any_end(talker, expected, tmp_path, end):
     assert second in shown
 
 
+@pytest.mark.long
 def test_what_was_typed_is_recalled_in_the_next_chat(talker, expected, tmp_path):
     pytest.importorskip("readline")
     history = tmp_path / "state" / "foreword" / "chat-history"
@@ -246,6 +249,7 @@ def test_what_was_typed_is_recalled_in_the_next_chat(talker, expected, tmp_path)
     assert private_files(tmp_path)["chat-history"] == 0o600
 
 
+@pytest.mark.long
 def test_nothing_is_kept_without_a_history_nor_of_a_pipe(talker, tmp_path):
     with Terminal("chat", "-m", talker, *SHORT, "--no-history", columns=200) as terminal:
         terminal.answer_prompt("Hi\n")

@@ -32,6 +32,7 @@ def converted(talker, tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_run_tells_it_before_the_answer_unless_quiet(converted):
     arguments = "run", "Hi", "-m", converted, "--max-tokens", "4"
     status, _, error = run(*arguments)

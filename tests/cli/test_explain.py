@@ -78,6 +78,7 @@ def test_impossible_prompts_are_refused_with_the_fix(prompts):
         CliRunner().invoke(app, ["explain", "--prompts", prompts], catch_exceptions=False)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("columns", [64, 80, 120, 178])
 @pytest.mark.parametrize(
     "options",

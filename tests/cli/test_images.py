@@ -6,6 +6,7 @@ import pytest
 from processes import run
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("more", [(), ("--raw",)])
 def test_an_image_for_a_model_that_reads_text_alone_is_refused_by_name(talker, more):
     status, shown, error = run("run", "what", "-m", talker, "--image", "photo.jpg", *more)

@@ -156,6 +156,7 @@ def hub_of_our_own(status: int, answer: object) -> Iterator[tuple[dict[str, str]
         server.shutdown()
 
 
+@pytest.mark.long
 def test_a_search_shows_known_models_then_those_of_the_hub_with_weights_that_are_read():
     pytest.importorskip("huggingface_hub")
     with hub_of_our_own(200, REPOSITORIES) as (environment, asked):
@@ -170,6 +171,7 @@ def test_a_search_shows_known_models_then_those_of_the_hub_with_weights_that_are
         assert [json.loads(line).get("repository") for line in found] == [None, "org/smol-GGUF"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("status", "answer"), [(503, []), (200, [{}])])
 def test_without_a_hub_the_known_models_are_searched_and_the_reason_is_said(status, answer):
     pytest.importorskip("huggingface_hub")

@@ -97,6 +97,7 @@ def test_every_option_is_tried():
     assert set(NAMES) == SETTINGS.keys() - {"model"}
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("command", ARGUMENTS)
 @pytest.mark.parametrize("source", ["flag", "variable", "file"])
 def test_every_option_of_an_llm_reaches_it(options_of, command, source):

@@ -83,6 +83,7 @@ def test_marked_blocks_of_a_page_run(page, run_here, tmp_path, monkeypatch):
     run_blocks(page, run_here)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.model
 @pytest.mark.parametrize("page", marked(needs_model=True), ids=name)
 def test_marked_blocks_of_a_page_run_with_the_model(page, run_here, tmp_path, monkeypatch, smollm2_path):

@@ -59,6 +59,7 @@ def test_the_answer_is_that_of_the_library(talker, expected):
         assert invoke(*arguments, "-m", talker, "--max-tokens", 20) == expected(prompt, **params) + "\n"
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("arguments", "given", "prompt"),
     [
@@ -102,6 +103,7 @@ def test_what_cannot_be_answered_is_refused_in_one_line(run_here, talker, argume
     assert error.count("\n") == 1
 
 
+@pytest.mark.long
 def test_an_open_pipe_without_data_is_reported(talker):
     with start("run", "Hi", "-m", talker, "--max-tokens", 5) as process:
         assert b"waiting for standard input; with </dev/null" in process.stderr.readline()
@@ -304,6 +306,7 @@ def test_a_narrow_window_has_one_part_per_line(talker):
     assert max(map(len, lines)) <= 40
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("option", "shows"), [("--quiet", False), ("--json", False), ("--verbose", True)])
 def test_the_line_can_be_left_out_or_asked_for(run_here, talker, option, shows):
     with Terminal("run", "Hi", "-m", talker, "--max-tokens", 5, option) as terminal:
@@ -313,6 +316,7 @@ def test_the_line_can_be_left_out_or_asked_for(run_here, talker, option, shows):
     assert ("prompt tokens" in error) == shows
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_default_model_answers_in_a_pipe():
     status, out, error = run("run", "What is the capital of France? Answer in one sentence.", "--max-tokens", 16)

@@ -199,6 +199,7 @@ def test_help_shows_every_option_in_full_in_any_window(words, columns):
             assert not flag.startswith("-") or re.search(rf"(?<![\w-]){flag}(?![\w-])", shown), flag
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("columns", [None, 64, 80])
 def test_names_are_never_cut_and_pipes_get_whole_lines(tmp_path, columns):
     environment = {"FOREWORD_HOME": str(tmp_path)} | ({} if columns is None else {"COLUMNS": str(columns)})

@@ -86,6 +86,7 @@ def check_error(path: str, answer: Answer) -> None:
 # -- paths, methods and keys -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("key", KEYS)
 def test_each_path_and_method_has_the_status_of_its_operation_and_key(servers, key):
     for path, method in product((*PATHS, *NOWHERE), METHODS):
@@ -155,6 +156,7 @@ def test_a_host_header_that_looks_like_a_path_changes_no_path(servers):
         assert (answer.status, b'"data"' in answer.body) == (421, False)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("path", sorted(PATHS))
 def test_another_name_of_the_server_is_refused_and_an_allowed_one_is_not(servers, path):
     for host in ("evil.example", "localhost\xff", "[::1", "@localhost", "localhost,evil", "localhost:x", "a b"):
@@ -227,6 +229,7 @@ BODIES = {
 OBJECTS = [BODIES["unknown-field"], BODIES["long-field"]]
 
 
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("content", BODIES.values(), ids=BODIES)
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-16"])
 def test_a_body_that_is_no_request_is_refused_on_every_route(servers, content, kind):
@@ -251,6 +254,7 @@ KINDS = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data
 FORM = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n\xff\r\n--x--\r\n'
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_page_of_another_origin_may_send_unasked_is_refused_on_every_route(servers, kind):
     for path, content in product(POSTS, (b"{}", FORM, b"")):
@@ -299,6 +303,7 @@ def test_variables_of_a_chat_template_are_refused_where_they_are_arguments_of_th
             assert [answer.status for answer in answers] == [200 if is_free else 400] * 2, (path, name, value)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(2))
 def test_no_damaged_body_makes_the_server_fail(servers, seed):
     dice = random.Random(seed)
@@ -365,6 +370,7 @@ def test_a_head_up_to_the_limit_is_served_and_a_longer_one_refused(servers):
         assert both(servers, "GET", "/v1/models", None, *["X: a"] * (length // 4)).status == 431
 
 
+@pytest.mark.one_in(2)
 def test_what_does_not_arrive_in_time_is_refused(server):
     body = head("POST", "/v1/completions", *FIELDS, "Content-Length: 50") + b"{"
     chunked = head("POST", "/v1/completions", *FIELDS, "Transfer-Encoding: chunked") + b"1\r\n{\r\n"
@@ -405,6 +411,7 @@ def test_a_wish_for_another_protocol_is_ignored_and_the_body_read(server, name):
         assert [answers[i].json["count"] for i in (0, 1, 3)] == [len("GET /health HTTP/1.1\r\n\r\n")] * 3
 
 
+@pytest.mark.one_in(2)
 def test_heads_that_wish_for_another_protocol_have_the_limits_of_others(server):
     for path, status in (("/v1/models", 200), ("/v1/completions", 405), ("/v1/nothing", 404)):
         assert server.ask("GET", path, None, *UPGRADES["several"], kind=None).status == status
@@ -508,6 +515,7 @@ def test_requests_before_the_answers_are_answered_in_order(server):
     assert [answer.status for answer in parsed(server.raw(sent))] == [200, 404, 200, 200]
 
 
+@pytest.mark.one_in(2)
 def test_a_connection_is_used_again_after_a_refusal_whose_body_comes_late(server):
     with server.connection() as connection:
         connection.sendall(head("POST", "/tokenize", "Authorization: Bearer wrong", "Content-Length: 4"))
@@ -567,6 +575,7 @@ def test_threads_of_grammars_end_with_the_server(server):
     assert server.ask("POST", "/v1/completions", body).json["choices"][0]["text"] == "aa"
 
 
+@pytest.mark.one_in(2)
 def test_half_open_connections_delay_no_other(server):
     idle = []
     try:

@@ -38,6 +38,7 @@ def test_answers_are_those_of_one_server_and_prompts_that_begin_alike_meet(serve
     assert "".join(frame["choices"][0]["text"] for frame in frames) == texts[0]
 
 
+@pytest.mark.long
 def test_both_replicas_have_work_and_one_page_has_their_metrics(served: Served):
     before = served.metrics("vllm:request_success_total")
     threads = [threading.Thread(target=served.complete, args=(f"{i}",), kwargs={"max_tokens": 300}) for i in range(12)]
@@ -52,6 +53,7 @@ def test_both_replicas_have_work_and_one_page_has_their_metrics(served: Served):
     assert served.metrics("foreword:replica_ready") == {"0": 1, "1": 1}
 
 
+@pytest.mark.long
 def test_errors_keys_and_names_are_those_of_one_server(served: Served):
     assert httpx.get(f"{served.url}/v1/models", trust_env=False, timeout=60).status_code == 401
     assert httpx.get(f"{served.url}/ready", trust_env=False, timeout=60).json()["status"] == "ready"
@@ -66,6 +68,7 @@ def test_errors_keys_and_names_are_those_of_one_server(served: Served):
     assert served.post("/v1/load_lora_adapter", [1]).status_code == 400
 
 
+@pytest.mark.long
 def test_replicas_of_a_server_without_keys_answer_with_the_client_that_the_front_end_tells(talker):
     with serving(talker, "--max-model-len", 512, keys=()) as open_server:
         assert open_server.complete("a").status_code == 200
@@ -110,6 +113,7 @@ def test_a_replica_killed_in_the_middle_of_a_stream_is_an_error_event_and_a_retr
     assert len(before & set(served.replicas())) == 1
 
 
+@pytest.mark.long
 def test_a_replica_that_hangs_gets_no_requests_and_delays_no_other_route(served: Served):
     served.wait_until(lambda: served.metrics("foreword:replica_ready") == {"0": 1, "1": 1})
     hung = int(served.metrics("foreword:replica_pid")["0"])
@@ -198,6 +202,7 @@ def test_replicas_of_another_version_model_or_length_are_refused(monkeypatch: py
     assert killed == [0, 1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"messages": 3}', b'{"prompt": [1, 2]}', b"\xff"])
 def test_prompts_that_cannot_be_read_have_no_pieces(body: bytes):
     assert asyncio.run(pieces_of({}, body))[1] == []

@@ -81,6 +81,7 @@ def test_abort_is_at_once_though_the_next_step_is_planned():
     engine.close()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_failed_step_reaches_the_caller_and_the_engine_goes_on(async_scheduling: bool):
     class Flaky(OracleExecutor):
@@ -105,6 +106,7 @@ def test_a_failed_step_reaches_the_caller_and_the_engine_goes_on(async_schedulin
 GROUPS = {"full": [KVGroup(4)], "hybrid": [KVGroup(4), KVGroup(4, sliding_window=6)]}
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("kind", sorted(GROUPS))
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_speculation_and_depth_two_together_change_nothing(kind: str, temperature: float):

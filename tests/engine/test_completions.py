@@ -119,6 +119,7 @@ WAYS = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("params", [{"n": 6}, {"n": 2, "best_of": 6}])
 def test_completions_are_the_same_whichever_way_they_are_served(way, params):
@@ -203,6 +204,7 @@ def test_aborting_completions_ends_all_of_them():
     assert run(engine) == {}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("num_steps", range(16))
 @pytest.mark.parametrize("config", [{}, {"blocks": 17, "reserve_full_prompt": False}, {"async_scheduling": True}])
 def test_an_aborted_best_of_returns_the_best_beginnings(num_steps, config):

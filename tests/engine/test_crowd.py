@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 from engine_rig import Guesser, make_engine, run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foreword.batch import KVGroup, SamplingParams
@@ -70,7 +70,7 @@ def aborted_after(count: int, whole: tuple, text: str) -> tuple:
     return tokens[:count], text, "abort", None, None if logprobs is None else logprobs[:count]
 
 
-@settings(max_examples=30, deadline=None)
+@pytest.mark.long
 @given(st.integers(0, 2**32), st.sampled_from(sorted(GROUPS)))
 def test_other_requests_change_nothing(seed: int, kind: str):
     random = Random(seed)
@@ -127,6 +127,7 @@ def test_other_requests_change_nothing(seed: int, kind: str):
     assert engine.cache.pool.num_used == 0
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("kind", sorted(GROUPS))
 def test_a_twentyfold_oversubscription_ends_every_request_and_leaks_nothing(kind: str):
     groups = GROUPS[kind]

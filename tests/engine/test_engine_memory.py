@@ -87,6 +87,7 @@ def numbers_of(script: str) -> list[int]:
     return list(map(int, run.stdout.split()))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_latent_attention_takes_the_activations_that_are_estimated():
     taken, activations = numbers_of(LATENT)
@@ -98,6 +99,7 @@ def test_rows_are_padded_as_the_estimate_says():
     assert f"constexpr int kRowPadding = {ROW_PADDING};" in header.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_takes_the_memory_that_is_estimated():
     """Long prompts, and 120 requests at a time, in MiB. The weights are there twice: the model's own, in memory."""

@@ -37,6 +37,7 @@ def spoiled(value: float, step: int):
     return Spoiled
 
 
+@pytest.mark.one_in(3)
 @BOTH
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, seed=1, top_k=5, max_tokens=8, logprobs=2)])

@@ -65,6 +65,7 @@ def expected(prompt: list[int], length: int) -> list[int]:
     return output
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("stops_at", ["eos", "grammar"])
 @pytest.mark.parametrize(
     "config",

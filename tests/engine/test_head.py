@@ -44,6 +44,7 @@ def prompts_of(model) -> list[list[int]]:
     return [stem, stem[:9], [*stem[:13], 5, 6], stem]
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("kind", "name", "async_scheduling"),
     [
@@ -106,6 +107,7 @@ def test_a_head_in_a_gguf_file_without_a_norm_of_its_own_has_that_of_the_model(t
     np.testing.assert_array_equal(own, whole)
 
 
+@pytest.mark.long
 def test_the_cache_of_a_head_has_the_requests_that_are_there(tmp_path):
     model = with_head(tmp_path, "qwen3_5")
     engine = engine_of(model, "numpy", speculation="head", speculation_adaptive=False)

@@ -79,6 +79,7 @@ def tokens(output) -> list[int]:
     return output.outputs[0].token_ids
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_forced_tokens_in_few_steps_give_what_they_give_one_by_one(name, tmp_path):
     work, steps = Work(tmp_path, name), []
@@ -106,6 +107,7 @@ def work(request, tmp_path):
     return Work(tmp_path, request.param)
 
 
+@pytest.mark.one_in(37)
 def test_chunks_states_of_others_and_preemption_change_no_token(work):
     everyone = range(len(work.prompts))
     engine = work.engine(120, prefix_caching=False, max_num_batched_tokens=64)

@@ -176,6 +176,7 @@ def test_an_interrupt_leaves_nothing_in_the_engine(llm: LLM):
     assert len(llm.generate("abc", SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "config", [{}, {"max_num_batched_tokens": 5}, {"async_scheduling": True}, {"prefix_caching": False}]
 )

@@ -85,6 +85,7 @@ def assert_same(got, want):
     np.testing.assert_allclose(got[1], want[1], atol=1e-4)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("executor", FLOATS)
 @pytest.mark.parametrize("config", [{}, {"max_num_batched_tokens": 5, "async_scheduling": True},
                                     {"num_blocks": 18, "check": "full"}, {"prefix_caching": False}],
@@ -266,6 +267,7 @@ def test_an_adapter_that_cannot_be_used_leaves_the_one_of_its_name(llm, files, t
     assert tokens(llm.generate(PROMPT, GREEDY, lora="law")[0]) == want
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("executor", FLOATS)
 def test_the_least_recently_used_adapters_leave_memory_and_come_back(files, expected, executor):
     prompts = some_prompts()
@@ -317,6 +319,7 @@ def test_an_adapter_that_vanished_or_was_changed_on_disk_is_named(files, tmp_pat
         assert last.error is None
 
 
+@pytest.mark.long
 def test_random_changes_of_adapters_while_requests_run_change_no_other_request(files, expected):
     random, prompts = Random(5), some_prompts()
     with make_llm(files.base, max_num_batched_tokens=7, lora_bytes=120_000, async_scheduling=True) as llm:

@@ -66,6 +66,7 @@ def work(engine) -> None:
 LOOKUP = SpeculationConfig(min_match=1)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("config", [{}, {"async_scheduling": True}, {"async_scheduling": True, "speculation": LOOKUP}])
 @pytest.mark.parametrize("hook", HOOKS)
 def test_an_observer_that_raises_changes_no_output_and_the_others_are_called(hook, config):
@@ -98,6 +99,7 @@ def test_an_observer_that_raises_changes_no_output_and_the_others_are_called(hoo
     assert sum(call[0] == called for call in log.calls) == failing.calls
 
 
+@pytest.mark.one_in(2)
 @both
 def test_metrics_count_what_the_outputs_say(async_scheduling):
     metrics = EngineMetrics()

@@ -27,6 +27,7 @@ def reports(engine, params, prompt=PROMPT):
 TIGHT = {"blocks": 9, "M": 32, "reserve_full_prompt": False}
 
 
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize("config", [{}, {"async_scheduling": True}, TIGHT])
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("stop", "logprobs"), [((), None), (("ab", "c"), 2), (("é", "m"), None)])

@@ -43,6 +43,7 @@ def all_states(folder, texts):
         return [llm.encode([text], whole)[0].outputs.data for text in texts]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -68,6 +69,7 @@ def test_poolings_are_those_of_the_states_of_all_tokens(folder, options):
         assert not llm.engine.has_work
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(not available(), reason="the native module is not built")
 @pytest.mark.parametrize("params", VECTORS, ids=lambda params: params.pooling)
 def test_chunks_and_other_texts_change_no_bit_of_a_native_vector(folder, params):
@@ -88,6 +90,7 @@ def test_embeddings_are_cut_to_their_dimensions_then_normalised(folder):
         assert tokens.outputs.data.shape == (20, 32)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("speculation", ["plain", "ngram", "draft_model"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_pooling_and_generation_share_steps_and_disturb_neither(folder, overlap, speculation):

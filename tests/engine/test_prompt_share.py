@@ -45,6 +45,7 @@ def serve(*, stream: bool, **config):
     return token_ids(outputs), clock.steps
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("config", [{}, {"speculation": "ngram"}, {"async_scheduling": True}], ids=str)
 def test_steps_take_about_twice_as_long_with_prompts_and_the_tokens_are_the_same(config):
     tokens, steps = serve(stream=True, **config)
@@ -55,6 +56,7 @@ def test_steps_take_about_twice_as_long_with_prompts_and_the_tokens_are_the_same
     assert sum(0.4 * p / (6 + d) for d, p in mixed) / len(mixed) > 0.6
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("config", [{"stream": False}, {"stream": True, "prompt_time_share": 1.0}], ids=str)
 def test_prompts_are_whole_if_nobody_reads_along_or_without_a_limit(config):
     _, steps = serve(**config)

@@ -48,6 +48,7 @@ def test_other_requests_change_no_bit(smollm2_path: Path):
         assert serve(model, config) == alone
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.skipif(not available(), reason="the native module is not built")
 def test_python_runs_while_the_native_model_computes(smollm2_path: Path):
@@ -76,6 +77,7 @@ def test_python_runs_while_the_native_model_computes(smollm2_path: Path):
     assert events == ["python", "model"]
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.skipif(not available(), reason="the native module is not built")
 def test_coroutines_get_what_a_batch_run_gets(smollm2_path: Path):

@@ -62,6 +62,7 @@ def test_a_conversation_goes_on_from_the_last_turn(kind, async_scheduling):
     engine.close()
 
 
+@pytest.mark.one_in(5)
 @both
 @kinds
 def test_snapshots_are_kept_along_long_outputs(kind, async_scheduling):
@@ -190,6 +191,7 @@ def test_chunks_end_where_states_are_kept_and_nowhere_without_caching():
     assert chunks(prefix_caching=False) == chunks(chunked_prefill=False) == [20, 19]
 
 
+@pytest.mark.one_in(7)
 @both
 @pytest.mark.parametrize(("kind", "drafter"), [("states", Guesser), ("hybrid", Guesser), ("hybrid", None)])
 def test_drafts_change_no_token(kind, drafter, async_scheduling):
@@ -212,6 +214,7 @@ def test_drafts_change_no_token(kind, drafter, async_scheduling):
         engine.close()
 
 
+@pytest.mark.one_in(2)
 @both
 def test_sampled_tokens_are_those_without_drafts(async_scheduling):
     config = SpeculationConfig(method="custom", num_tokens=3, adaptive=False)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from engine_rig import Guesser, OnStep, V, answer, make_engine, run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle_model import START, OracleExecutor, following, logits_after, plain_output
 
@@ -178,7 +178,6 @@ def test_nothing_is_drafted_without_credit_until_enough_steps_went_by():
 row_steps = st.tuples(st.integers(0, 6), st.integers(0, 6))  # offered drafts, and those that would be right
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.integers(1, 3),
     st.lists(st.lists(row_steps, min_size=3, max_size=3), min_size=1, max_size=12),
@@ -239,7 +238,6 @@ def test_drafts_that_become_right_are_verified_again_soon():
 
 
 @given(st.lists(st.integers(1, 40), min_size=200, max_size=300), st.integers(0, 1000))
-@settings(deadline=None, max_examples=20)
 def test_measured_steps_give_the_ratio_of_their_costs(sizes, seed):
     """However slow the machine is, which may change slowly."""
     rng, costs, slowness = np.random.default_rng(seed), StepCosts(64), 1.0
@@ -265,7 +263,6 @@ def test_steps_of_other_requests_are_not_compared():
     assert costs.relative(1, 32).tolist() == before
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(0.05, 0.99), min_size=1, max_size=40),
     st.floats(0, 60),

@@ -114,6 +114,7 @@ def test_without_blocks_a_request_is_preempted_and_goes_on_from_its_snapshot():
     assert computed[0] - computed[1] == 12
 
 
+@pytest.mark.long
 def test_a_long_output_keeps_its_newest_snapshot_alone():
     """Intervals are 16 blocks. The prompt has a snapshot of its own."""
     engine = make_engine(groups=HYBRID, M=256, blocks=300, num_states=12)
@@ -124,6 +125,7 @@ def test_a_long_output_keeps_its_newest_snapshot_alone():
     engine.close()
 
 
+@pytest.mark.long
 def test_a_snapshot_that_another_request_used_is_not_replaced():
     engine = make_engine(groups=HYBRID, M=256, blocks=300, num_states=12)
     prompt, params = [1, 2, 3, 4, 5, 6], SamplingParams(temperature=0.0, max_tokens=150)
@@ -137,6 +139,7 @@ def test_a_snapshot_that_another_request_used_is_not_replaced():
     engine.close()
 
 
+@pytest.mark.one_in(11)
 @both
 @pytest.mark.parametrize("num_states", [4, 9, 40])
 def test_random_traffic_gets_the_tokens_of_each_request_alone(num_states, async_scheduling):
@@ -237,6 +240,7 @@ def test_the_blocks_of_a_model_without_keys_are_states():
 # -- models ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granite-hybrid", "falcon-h1", "nemotron-h"])
 @pytest.mark.parametrize("executor", ["numpy", *(["native"] if available() else [])])
 def test_a_hybrid_goes_on_from_the_last_16_tokens_of_a_prompt(name, executor, tmp_path):

@@ -77,6 +77,7 @@ def test_a_stream_that_is_never_read_runs_nothing(llm):
     assert is_empty(llm)
 
 
+@pytest.mark.long
 def test_a_stream_forgotten_inside_a_step_ends_with_the_next_one(llm):
     stream = llm.stream("abc", PARAMS)
     next(stream)

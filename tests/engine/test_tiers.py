@@ -59,6 +59,7 @@ def loaded(engine: Engine, prompt: list[int], **options) -> dict[str, int]:
     return dict(answered(engine, {"x": prompt}, **options)["x"].metrics.loaded_tokens)
 
 
+@pytest.mark.one_in(7)
 @both
 @kinds
 def test_a_prompt_goes_on_from_the_disk_after_a_restart(tmp_path, kind, async_scheduling):
@@ -76,6 +77,7 @@ def test_a_prompt_goes_on_from_the_disk_after_a_restart(tmp_path, kind, async_sc
         engine.close()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("evicts", [False, True])
 def test_the_last_state_of_a_long_output_is_on_disk_after_its_eviction_and_after_a_restart(tmp_path, evicts):
     """Intervals are 16 blocks. Earlier states of the output, which the last one replaces, are not stored."""
@@ -96,6 +98,7 @@ def test_the_last_state_of_a_long_output_is_on_disk_after_its_eviction_and_after
     engine.close()
 
 
+@pytest.mark.one_in(2)
 @kinds
 def test_evicted_blocks_come_back_from_host_memory(kind):
     engine = make_engine(
@@ -109,6 +112,7 @@ def test_evicted_blocks_come_back_from_host_memory(kind):
     engine.close()
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("kind", "async_scheduling"),
     [
@@ -227,6 +231,7 @@ def preempting_engine(tiers, **config):
     return engine, prompts
 
 
+@pytest.mark.one_in(5)
 @both
 @pytest.mark.parametrize("place", ["host", "disk"])
 def test_a_preempted_request_reads_its_blocks_back_and_computes_only_the_rest(tmp_path, place, async_scheduling):
@@ -377,6 +382,7 @@ if find_spec("torch"):
     EXECUTORS |= {"torch": {"num_threads": 1}}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", sorted(EXECUTORS))
 def test_executors_give_equal_log_probabilities_from_disk(talker, tmp_path, name):
     """Tokens and log-probabilities of a prompt that was computed in other chunks, with what the pool has forgotten."""

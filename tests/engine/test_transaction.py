@@ -69,6 +69,7 @@ def hammer(owner: Owner, seconds: float, interruptions: bool = False) -> Counter
     return outcomes
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("interruptions", [False, True], ids=["all-end", "some-never-end"])
 def test_two_threads_are_never_in_one_owner(interruptions: bool) -> None:
     owner = Owner()

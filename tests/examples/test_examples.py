@@ -63,6 +63,7 @@ def test_the_paged_engine_gives_the_tokens_of_each_request_alone(steps):
     assert any(1 in step and max(step) > 1 for step in steps), "no step has a decode and a prompt chunk"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_of_finished_requests_are_used_again(seed):
     rng = np.random.default_rng(seed)
@@ -91,6 +92,7 @@ def test_the_engine_in_arrays_gives_the_tokens_of_each_request_alone(seed):
         assert tokens == expected
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("path", [EXAMPLES / "paged_engine.py", EXAMPLES / "own_arrays.py"], ids=lambda path: path.stem)
 def test_an_example_runs_with_numpy_alone(path):
     code = f"import runpy, sys; sys.modules.update(dict.fromkeys({NOT_NEEDED})); runpy.run_path({str(path)!r}, run_name='__main__')"  # noqa: E501

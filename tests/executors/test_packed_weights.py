@@ -89,6 +89,7 @@ def counted_packs(monkeypatch):
         yield count
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_mapped_weights_give_the_logits_of_packed_ones(tmp_path, monkeypatch, name, home):
     folder, texts = make(tmp_path, name), [TINY[name]["token_ids"][:6], [3, 1]]
@@ -210,6 +211,7 @@ def damage(kind, path):
     path.write_bytes(data)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["empty", "truncated", "one bit", "header", "length of the header", "text", "longer"])
 def test_a_damaged_file_is_packed_again_with_one_warning(model, home, kind):
     want = quiet(model)
@@ -515,6 +517,7 @@ told("done")
 """
 
 
+@pytest.mark.long
 def test_processes_share_the_memory_of_weights(tmp_path, home):
     """Three that start at once, of which one packs: together they take less than one and a half times the weights."""
     config = TINY["mistral"]["config"] | {

@@ -17,6 +17,7 @@ from fuzz.target import Corpus, Target, names
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.long
 def test_every_reader_accepts_or_refuses_what_it_is_given(tmp_path):
     command = [sys.executable, "-m", "fuzz", "--seed", "1", "--cases", "25", "--failures", str(tmp_path / "failures")]
     source = Path(foreword.__file__).parents[1]
@@ -44,6 +45,7 @@ def refuse(data, folder):
     raise ModelError("refused")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("read", "data", "outcome", "seconds"),
     [
@@ -89,6 +91,7 @@ def test_a_refusal_is_no_failure_unless_the_input_is_valid(monkeypatch):
     assert run(Corpus("x", 0)).outcomes == {"refused": 1}
 
 
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize("name", names())
 def test_a_case_depends_on_seed_and_number_alone(name):
     first, again, other = Corpus(name, 1), Corpus(name, 1), Corpus(name, 2)

@@ -29,6 +29,7 @@ SCENES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not available(), reason="needs the native module")
 def test_no_argument_ends_the_process():
     source = Path(foreword.__file__).parents[1]

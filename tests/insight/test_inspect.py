@@ -37,6 +37,7 @@ def page_of(trace, tmp_path, **limits):
     return write_page(trace, out, **limits), parts(out)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_page_has_the_tensors_of_the_replay(tmp_path, seed):
     _, path = life(tmp_path, seed)
@@ -64,6 +65,7 @@ def test_a_page_has_the_tensors_of_the_replay(tmp_path, seed):
     assert report.num_steps == replay.num_steps == len(data["index"]["steps"]["number"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_content_of_a_block_is_what_the_slots_of_the_replay_say(tmp_path, seed):
     _, path = life(tmp_path, seed)

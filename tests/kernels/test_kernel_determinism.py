@@ -30,6 +30,7 @@ def assert_same_bits(whole, parts, **options):
 every_isa = pytest.mark.parametrize("isa", _native.isa_levels())
 
 
+@pytest.mark.one_in(3)
 @every_isa
 @pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
 def test_chunks_do_not_change_a_bit(weight_format, kv_format, isa):
@@ -37,6 +38,7 @@ def test_chunks_do_not_change_a_bit(weight_format, kv_format, isa):
     assert_same_bits([700], parts, weight_format=weight_format, kv_format=kv_format, isa=isa)
 
 
+@pytest.mark.one_in(3)
 @every_isa
 @pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
 def test_chunks_of_latent_attention_do_not_change_a_bit(weight_format, kv_format, isa):
@@ -45,6 +47,7 @@ def test_chunks_of_latent_attention_do_not_change_a_bit(weight_format, kv_format
     assert_same_bits([200], [[1, 199], [13, 100, 2, 85]], spec=spec, weights=random_weights(spec), **options)
 
 
+@pytest.mark.one_in(3)
 @every_isa
 @pytest.mark.parametrize("quant", [Quant.Q4_0, Quant.Q4_1, Quant.Q8_0, Quant.Q5_1])
 def test_chunks_do_not_change_a_bit_of_weights_in_blocks(quant, isa):
@@ -56,6 +59,7 @@ def test_chunks_do_not_change_a_bit_of_weights_in_blocks(quant, isa):
     assert_same_bits(vectors, parts, spec=spec, weights=weights, weight_format="auto", kv_format="int8", isa=isa)
 
 
+@pytest.mark.one_in(7)
 @every_isa
 @pytest.mark.parametrize(
     ("weight_format", "hidden_size", "intermediate_size", "whole"),
@@ -74,6 +78,7 @@ def test_chunks_do_not_change_a_bit_of_large_products(weight_format, hidden_size
     assert_same_bits(whole, ([150], [40, 41, 69], [100, 33, 17]), **options)
 
 
+@pytest.mark.one_in(5)
 @every_isa
 @pytest.mark.parametrize("weight_format", ["bf16", "int8", "q4"])
 def test_chunks_do_not_change_a_bit_of_layers_whose_mlps_differ_in_width(weight_format, isa):
@@ -84,6 +89,7 @@ def test_chunks_do_not_change_a_bit_of_layers_whose_mlps_differ_in_width(weight_
     assert_same_bits([1] * 40, ([40], [5, 1, 34]), **options)
 
 
+@pytest.mark.one_in(3)
 @every_isa
 @pytest.mark.parametrize("kv_format", ["bf16", "int8"])
 @pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (128, 7)])
@@ -105,6 +111,7 @@ def test_threads_do_not_change_a_bit(weight_format, kv_format, num_threads):
     np.testing.assert_array_equal(last_logits(chunks, num_threads=num_threads, **options), want)
 
 
+@pytest.mark.one_in(15)
 @every_isa
 @pytest.mark.parametrize("name", ["mamba2", "gated_delta", "moe", "chunks", "beside", "latent_experts", "latent"])
 def test_chunks_and_threads_do_not_change_a_bit_of_other_layers(name, isa):
@@ -115,6 +122,7 @@ def test_chunks_and_threads_do_not_change_a_bit_of_other_layers(name, isa):
         np.testing.assert_array_equal(last_logits(chunks, num_threads=num_threads, **options), want)
 
 
+@pytest.mark.one_in(21)
 @pytest.mark.parametrize(("weight_format", "kv_format"), [("fp32", "fp32"), ("int8", "int8")])
 @pytest.mark.parametrize("name", SPECS)
 def test_long_chunks_and_threads_do_not_change_a_bit(name, weight_format, kv_format):
@@ -136,6 +144,7 @@ def test_long_chunks_do_not_change_a_bit_of_experts(weight_format, num_threads):
     assert_same_bits([100] * 7, ([700], [1, 699]), num_threads=num_threads, **options)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
 @pytest.mark.parametrize("name", ["llama", "moe", "gemma", "mamba2", "gated_delta", "chunks", "beside", "latent"])
 def test_other_requests_do_not_change_a_bit(name, weight_format, kv_format):

@@ -23,6 +23,7 @@ def executor(spec, weights, *, num_threads, formats):
     )
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     ("name", "num_threads", "formats"),
     [

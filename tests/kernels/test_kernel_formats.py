@@ -72,6 +72,7 @@ def test_keys_that_are_the_values_in_each_format(kv_format, bound, isa):
     assert run(*floats("latent_of_one_product"), weight_format="fp32", kv_format=kv_format, isa=isa) < bound
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("quant", BLOCKS)
 def test_gguf_blocks_compute_what_they_dequantise_to(quant, isa):
@@ -121,6 +122,7 @@ def test_formats_follow_the_file_or_the_request():
     assert packed_format(Quant.Q4_0, "bf16") == "bf16"
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("weight_format", ["auto", "q4"])
 @pytest.mark.parametrize("quant", BLOCKS)

@@ -24,6 +24,7 @@ def tokens_of(spec, count, seed=3):
     return np.random.default_rng(seed).integers(0, spec.vocab_size, count).tolist()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("name", SPECS)
 def test_chunks_and_decode_steps_give_the_logits_of_the_whole_sequence(name, isa):
@@ -36,6 +37,7 @@ def test_chunks_and_decode_steps_give_the_logits_of_the_whole_sequence(name, isa
         assert relative_error(logits, want[position]) < fp32_error(spec)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["post_norms_alone", "parallel", "gated_delta", "beside", "latent"])
 def test_parts_of_a_long_prompt_give_its_logits(name):
     """Products of more than 512 tokens are computed in parts."""
@@ -79,6 +81,7 @@ def test_decodes_chunks_and_several_requests_mix_in_one_step():
             assert relative_error(got[name], want[name][done[name] - 1]) < 1e-5
 
 
+@pytest.mark.long
 def test_long_context_is_merged_from_splits():
     spec = tiny_spec(layers=(LayerSpec(rope(16)), LayerSpec(rope(16), 700)), attn_softcap=None)
     weights = random_weights(spec)

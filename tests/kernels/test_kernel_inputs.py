@@ -95,6 +95,7 @@ def results(output):
     return [(c.token_ids, c.logprobs) for c in output.outputs]
 
 
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("name", "formats"), [("mrope", ("fp32", "fp32")), ("window", ("bf16", "bf16")), ("mrope", ("int8", "int8"))]
@@ -116,6 +117,7 @@ def test_embeddings_give_what_their_tokens_give_in_any_traffic(name, formats, se
         assert results(got[request_id]) == results(run(alone, [(request_id, plain, params)])[request_id]), request_id
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [kind for kind in EXECUTORS if kind != "numpy"])
 @pytest.mark.parametrize("name", SPECS)
 def test_other_executors_give_the_logits_of_the_numpy_one(name, kind):

@@ -28,6 +28,7 @@ def logits_of_merged_weights(name: str, rank: int) -> np.ndarray:
     return Reference(spec, merged(random_weights(spec), random_adapter(spec, rank, rank))).logits(tokens_of(name))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("name", ["llama", "odd_sizes", "qkv_bias", "gemma", "moe", "mamba2", "gated_delta"])
 def test_chunks_and_decode_steps_give_the_logits_of_merged_weights(name, isa):
@@ -69,6 +70,7 @@ class Crowd:
         return crowd.step({name: 56 - 4 * int(name) for name in reversed(self.work)})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_other_requests_and_chunks_do_not_change_a_bit(weight_format, isa):
@@ -99,6 +101,7 @@ def test_a_request_without_an_adapter_has_the_bits_of_a_batch_without(weight_for
     np.testing.assert_array_equal(crowd.together()["7"], plain.run_alone("a", tokens, [60])[-1])
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
 @pytest.mark.parametrize(("weight_format", "bound"), [("fp32", 1e-5), ("bf16", 0.055), ("int8", 0.06)])

@@ -40,6 +40,7 @@ TOKENS = np.random.default_rng(7).integers(0, 301, 90).tolist()
 WANT = {name: Reference(SPECS[name], WEIGHTS[name]).logits(TOKENS) for name in HYBRIDS}
 
 
+@pytest.mark.one_in(3)
 @every
 @kinds
 @pytest.mark.parametrize("chunks", [[90], [1] * 12, [2, 1, 3, 1, 1, 40, 1, 41]])
@@ -48,6 +49,7 @@ def test_chunks_of_any_size_give_the_logits_of_the_loop_over_tokens(kind, name, 
         assert relative_error(logits, WANT[name][end - 1]) < fp32_error(SPECS[name])
 
 
+@pytest.mark.one_in(2)
 @every
 @kinds
 def test_requests_of_one_step_have_states_of_their_own(kind, name):
@@ -170,6 +172,7 @@ def tokens_alone(kind: str, name: str) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.one_in(21)
 @every
 @kinds
 @pytest.mark.parametrize("async_scheduling", [False, True])
@@ -186,6 +189,7 @@ def test_alone_in_a_crowd_in_chunks_and_after_preemption_the_tokens_are_equal(ki
         assert sum(output.metrics.num_preemptions for output in preempted.values())
 
 
+@pytest.mark.one_in(7)
 @every
 @kinds
 def test_a_prefix_hit_continues_from_a_kept_state_with_equal_tokens(kind, name):
@@ -201,6 +205,7 @@ def test_a_prefix_hit_continues_from_a_kept_state_with_equal_tokens(kind, name):
     assert third.outputs[0].token_ids == alone.outputs[0].token_ids
 
 
+@pytest.mark.one_in(9)
 @every
 @kinds
 def test_drafts_change_no_token(kind, name):

@@ -52,6 +52,7 @@ def test_a_variable_that_is_no_number_of_threads_is_refused(monkeypatch):
             Driver(SPEC, WEIGHTS, num_threads=None)
 
 
+@pytest.mark.long
 @linux
 def test_threads_that_cannot_start_are_refused_and_fewer_can():
     out = in_process("""
@@ -67,6 +68,7 @@ def test_threads_that_cannot_start_are_refused_and_fewer_can():
     assert "used" in out
 
 
+@pytest.mark.long
 @linux
 def test_a_step_whose_buffers_cannot_grow_changes_nothing():
     out = in_process("""
@@ -92,6 +94,7 @@ def test_a_step_whose_buffers_cannot_grow_changes_nothing():
     assert out.count("MemoryError") > 1
 
 
+@pytest.mark.long
 @linux
 def test_a_pool_that_does_not_fit_is_a_memory_error():
     out = in_process("""
@@ -105,6 +108,7 @@ def test_a_pool_that_does_not_fit_is_a_memory_error():
     assert out.count("MemoryError the KV pool") == 2
 
 
+@pytest.mark.one_in(2)
 @linux
 @pytest.mark.parametrize("block_size", [16, 12])
 def test_preallocation_provides_the_whole_pool_and_changes_no_number(block_size):
@@ -164,6 +168,7 @@ def test_a_forked_process_gets_an_error_unless_the_model_has_one_thread():
     assert (parent, computed, again) == ("parent 301", "computed", "parent 301")
 
 
+@pytest.mark.long
 def test_a_second_thread_gets_an_error_or_its_turn():
     driver = Driver(SPEC, WEIGHTS, max_tokens=4096)
     core = driver.executor.core

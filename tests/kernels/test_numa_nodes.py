@@ -25,6 +25,7 @@ def groups(monkeypatch):
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["llama", "moe", "gated_delta"])
 @pytest.mark.parametrize("num_threads", [2, 3])
 def test_nodes_do_not_change_a_bit(groups, name, num_threads):
@@ -38,6 +39,7 @@ def test_nodes_do_not_change_a_bit(groups, name, num_threads):
         np.testing.assert_array_equal(logits, wanted)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("weight_format", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("name", ["llama", "gemma"])
 def test_greedy_tokens_found_by_nodes(groups, name, weight_format):

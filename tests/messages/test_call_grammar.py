@@ -107,6 +107,7 @@ def test_calls_as_models_write_them_are_allowed(writer):
         assert not accepts(call_grammar(format, TOOLS), wrong)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("choice", ["required", STOP])
 def test_what_is_allowed_is_read_as_calls_of_the_tools(writer, choice):
@@ -153,6 +154,7 @@ def random_schema(random, depth=0):
     }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["hermes", "smollm2", "llama3", "generic"])
 @pytest.mark.parametrize("is_auto", [False, True])
 def test_no_random_model_writes_a_malformed_call_of_a_random_tool(name, is_auto):

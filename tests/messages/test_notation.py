@@ -4,7 +4,7 @@ import ast
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foreword.messages.notation import JSON, PYTHON, Notation, Quotes, Status, ValueReader, decoded, overlap
@@ -36,14 +36,12 @@ def valid_json(text):
     return True
 
 
-@settings(deadline=None)
 @given(value=VALUES, cuts=CUTS, indent=st.sampled_from([None, 1]), ascii=st.booleans())
 def test_json_is_written_as_it_was_read(value, cuts, indent, ascii):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii)
     assert read(text, cuts, JSON) == (Status.DONE, text, " ")
 
 
-@settings(deadline=None)
 @given(data=st.data(), value=VALUES, cuts=CUTS)
 def test_a_value_is_complete_if_python_can_read_it(data, value, cuts):
     text = json.dumps(value)
@@ -56,7 +54,6 @@ def test_a_value_is_complete_if_python_can_read_it(data, value, cuts):
     assert read(text, (), JSON)[0] is status
 
 
-@settings(deadline=None)
 @given(value=VALUES, cuts=CUTS)
 def test_python_literals_become_json(value, cuts):
     status, written, _ = read(repr(value), cuts, PYTHON)
@@ -64,7 +61,7 @@ def test_python_literals_become_json(value, cuts):
     assert json.loads(written) == ast.literal_eval(repr(value))
 
 
-@settings(deadline=None)
+@pytest.mark.long
 @given(arguments=st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True), VALUES), cuts=CUTS)
 def test_the_arguments_of_a_python_call_become_an_object(arguments, cuts):
     text = "(" + ", ".join(f"{name}={value!r}" for name, value in arguments.items()) + ")"
@@ -89,7 +86,6 @@ GEMMA_VALUES = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(value=GEMMA_VALUES, cuts=CUTS)
 def test_values_of_gemma_become_json(value, cuts):
     status, written, rest = read(gemma(value), cuts, GEMMA)
@@ -121,7 +117,6 @@ def test_a_lone_surrogate_is_replaced():
     assert read("'\\U0000d800\\U00ffffff\\d'", (), PYTHON)[1] == '"\ufffd\ufffd\\\\d"'
 
 
-@settings(deadline=None)
 @given(text=st.text("ab<", max_size=12), marker=st.text("ab<", min_size=1, max_size=6))
 def test_overlap_is_the_longest_beginning_at_the_end(text, marker):
     expected = max(k for k in range(min(len(text), len(marker) - 1) + 1) if text.endswith(marker[:k]) or not k)

@@ -32,8 +32,8 @@ def calls_of(message):
     return [(call.name, json.loads(call.arguments)) for call in message.tool_calls]
 
 
+@pytest.mark.one_in(9)
 @EACH_WRITER
-@settings(deadline=None)
 @given(calls=CALLS, cuts=CUTS)
 def test_written_calls_come_back(writer, calls, cuts):
     message = in_pieces(WRITERS[writer](calls), cuts, format_of(writer), tool_names=[name for name, _ in calls])
@@ -43,8 +43,8 @@ def test_written_calls_come_back(writer, calls, cuts):
     assert all(call.error is None for call in message.tool_calls)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("writer", THINKS)
-@settings(deadline=None)
 @given(calls=CALLS, cuts=CUTS, reasoning=PROSE, before=PROSE, after=PROSE)
 def test_text_around_calls_is_reasoning_and_content(writer, calls, cuts, reasoning, before, after):
     start, end = THINKS[writer]
@@ -67,8 +67,8 @@ FRAGMENTS = st.sampled_from([*MARKS, *JSON_PIECES, '<|"|>', "<escape>"])
 BROKEN = st.lists(FRAGMENTS, max_size=12).map("".join)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None)
 @given(text=BROKEN, cuts=CUTS)
 @example(text="<tool_call></think></tool_call><tool_call></think>", cuts=set())
 def test_any_cutting_of_any_text_gives_the_same_message(name, text, cuts):
@@ -80,7 +80,6 @@ def test_any_cutting_of_any_text_gives_the_same_message(name, text, cuts):
         assert in_pieces(text, EVERY, format, tool_names=names) == expected
 
 
-@settings(deadline=None)
 @given(text=BROKEN)
 def test_an_error_marks_exactly_the_arguments_that_are_no_object(text):
     for call in parse_message(text, HERMES).tool_calls:
@@ -92,7 +91,6 @@ def test_an_error_marks_exactly_the_arguments_that_are_no_object(text):
         assert call.name
 
 
-@settings(deadline=None)
 @given(call=st.tuples(NAMES, ARGUMENTS), at=st.integers(0, 300))
 @example(call=("f", {"a": "</tool_call>"}), at=40)
 def test_a_truncated_call_is_incomplete_or_content(call, at):
@@ -123,8 +121,8 @@ def test_a_region_without_a_call_is_content_with_its_marks(body):
 MARKED = [writer for writer in WRITERS if writer not in ("llama3", "pythonic")]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("writer", MARKED)
-@settings(deadline=None)
 @given(call=st.tuples(NAMES, ARGUMENTS), cuts=CUTS, left=st.integers(0, 30), is_open=st.booleans())
 def test_a_cut_mark_behind_a_call_is_no_text(writer, call, cuts, left, is_open):
     """The closing mark of the call, if it has one, or the opening one of the next."""
@@ -136,7 +134,6 @@ def test_a_cut_mark_behind_a_call_is_no_text(writer, call, cuts, left, is_open):
 
 
 @pytest.mark.parametrize("writer", THINKS)
-@settings(deadline=None)
 @given(reasoning=PROSE, cuts=CUTS, left=st.integers(0, 30))
 def test_a_cut_mark_behind_reasoning_is_no_text(writer, reasoning, cuts, left):
     start, end = THINKS[writer]
@@ -336,6 +333,7 @@ def test_a_message_is_a_dictionary_for_the_next_prompt():
     }
 
 
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize(
     "piece", ["<tool_call>", "{", '{"name": "f", "arguments": {"a":', "<think>", " ", '"', "\\", "1", "[", "f"]
 )

@@ -277,6 +277,7 @@ def test_calls_as_models_write_them_are_allowed(writer):
         assert not grammars.accepts(call_grammar(format, TOOLS), wrong)
 
 
+@pytest.mark.one_in(9)
 @EACH
 @pytest.mark.parametrize("choice", ["required", "auto"])
 def test_whatever_a_grammar_allows_is_a_call_that_the_schema_allows(writer, choice):

@@ -71,6 +71,7 @@ def test_open_files_are_closed_with_their_last_tensor(file):
     assert len(os.listdir("/dev/fd")) == before
 
 
+@pytest.mark.long
 def test_a_header_of_many_megabytes_is_read(tmp_path):
     texts = [f"{i:060}" for i in range(300_000)]
     metadata = {"long": ("[str]", texts), "numbers": ("[f32]", list(range(1000))), "last": ("str", "x")}

@@ -69,6 +69,7 @@ def test_sentence_piece_ids_decode_as_in_tokenizers_where_their_bytes_are_valid(
     assert "".join(streamed(tokenizer, ids, cuts, skip_special_tokens=skip)) == expected
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tokenizer", [SENTENCE_PIECE, SPACED, BYTE_LEVEL], ids=["prefix", "no-prefix", "byte-level"])
 @given(parts=st.lists(st.text(max_size=3) | IDS.map(lambda ids: ids[:2]), max_size=8), skip=st.booleans())
 def test_characters_in_bytes_between_any_tokens_decode_as_in_tokenizers(tokenizer, parts, skip):

@@ -18,6 +18,7 @@ from models.running import EXECUTORS
 from models.tiny import random_tensors, write_model
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", TINY)
 def test_logits_equal_those_of_transformers(tmp_path, name, executor):
@@ -296,6 +297,7 @@ def test_what_names_no_model_is_a_model_error(model):
 NONSENSE = [None, 0, -1, 1, 3, 2**31, 2**70, 1e300, 0.0, -2.5, float("nan"), "x", [], [1], {}, {"a": 1}, True]
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     "name", ["llama3", "llama-yarn", "qwen3-moe", "gemma3", "phi3-longrope", "smollm3", "bamba", "qwen3-next"]
 )

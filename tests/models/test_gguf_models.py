@@ -115,6 +115,7 @@ WITH_TRANSFORMERS_LOGITS = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", WITH_TRANSFORMERS_LOGITS)
 def test_a_file_gives_the_logits_of_transformers(tmp_path, name, executor):
@@ -156,6 +157,7 @@ LIKE_A_DIRECTORY = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("case", LIKE_A_DIRECTORY)
 def test_a_file_gives_the_logits_of_a_directory(tmp_path, case, executor):
@@ -296,6 +298,7 @@ def test_a_tensor_of_several_weights_that_is_longer_is_refused_with_both_shapes(
         load_model(path)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["qwen2", "phi3-longrope"])
 def test_any_flipped_byte_of_a_header_is_loaded_or_a_model_error(tmp_path, name):
     path = as_gguf(tmp_path, name, *WITH_TRANSFORMERS_LOGITS[name])

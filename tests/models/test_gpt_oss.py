@@ -77,6 +77,7 @@ def as_gguf(tmp_path, model):
     return load_model(gguf_writer.write(tmp_path / "model.gguf", metadata(CONFIG) | more, found))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("read", [as_safetensors, as_gguf])
 def test_weights_in_mxfp4_are_those_that_their_bits_define(tmp_path, model, read):
     want, found = as_floats(tmp_path, model).weights, read(tmp_path, model).weights
@@ -87,6 +88,7 @@ def test_weights_in_mxfp4_are_those_that_their_bits_define(tmp_path, model, read
     assert quants == {Quant.MXFP4}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_experts_in_mxfp4_give_the_logits_of_their_floats(tmp_path, model, executor):
     config = {**CONFIG, "swiglu_limit": 7.0}

@@ -62,6 +62,7 @@ def assert_equal(got, want, atol=1e-4):
     np.testing.assert_allclose(got, want, atol=atol)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_path, name, executor):
@@ -73,6 +74,7 @@ def test_an_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_path, 
     assert_equal(rig.logits(rig.read(folder), executor), want, rig.tolerance)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_a_gguf_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_path, name, executor):
@@ -117,6 +119,7 @@ def test_a_gguf_model_takes_adapters_of_both_kinds(tmp_path, name):
         assert_equal(rig.logits(read_lora(path, model.spec, model.family), model=model), want)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_texts_with_other_adapters_and_without_share_steps(rig, executor):
     shapes, adapters, want = rig.tiny["shapes"], [None], [rig.logits(None)]
@@ -176,6 +179,7 @@ def test_every_linear_layer_of_a_dense_model_can_be_changed(rig):
     assert len(linear_modules(rig.tiny["shapes"])) == 7 * rig.model.spec.num_layers
 
 
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_those_of_peft(tmp_path, name, executor):

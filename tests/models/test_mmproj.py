@@ -94,6 +94,7 @@ def answers(model, **options):
     return [(list(output.prompt_token_ids), output.outputs[0].token_ids) for output in outputs]
 
 
+@pytest.mark.one_in(2)
 def test_an_encoder_in_a_file_gives_the_answers_of_the_directory(pair, tmp_path):
     name, record, folder, file, tensors = pair
     expected = answers(folder)
@@ -119,6 +120,7 @@ def test_an_encoder_in_a_file_gives_the_answers_of_the_directory(pair, tmp_path)
             path.unlink()
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("kind", ["numpy", "native"])
 def test_an_encoder_of_qwen_in_a_file_gives_the_answers_of_transformers(qwen, tmp_path, kind):
     name, record, folder, file, tensors = qwen
@@ -310,6 +312,7 @@ def test_a_directory_takes_no_encoder_in_a_file_and_a_missing_file_is_named(pair
         load_model(file, mmproj=tmp_path / "none.gguf")
 
 
+@pytest.mark.one_in(2)
 def test_a_loaded_model_takes_the_encoder_of_the_options_in_place_of_its_own(pair, tmp_path):
     name, record, folder, file, tensors = pair
     path = write_encoder(tmp_path / "x.gguf", name, record, tensors, {"clip.vision.zebra": ("u32", 3)})

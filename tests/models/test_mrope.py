@@ -47,6 +47,7 @@ def test_logits_after_an_image_equal_those_of_transformers(tmp_path, name, execu
     np.testing.assert_allclose(logits[-len(want) :], want, atol=1e-4)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", RECORDED)
 def test_text_is_rotated_as_by_a_model_without_sections_bit_for_bit(tmp_path, name, executor):
@@ -126,6 +127,7 @@ def test_embeddings_of_another_width_are_refused(tmp_path, executor):
                    inputs=[{"prompt_embeds": embeds}])  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", ["llama3", "gemma2", "gemma3", "llama-linear-tied"])
 def test_rows_of_the_embedding_table_give_the_logits_of_their_tokens_bit_for_bit(tmp_path, name, executor):

@@ -83,6 +83,7 @@ def test_every_encoder_family_is_recorded():
     assert set(ENCODER_FAMILIES) - {"xlm-roberta"} <= recorded  # RoBERTa with another vocabulary
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "executor"),
     [(name, one) for name in VECTORS for one in FLOATS if one != "torch" or "bidirectional" not in name],

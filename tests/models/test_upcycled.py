@@ -40,6 +40,7 @@ def dense_logits(files, texts):
     return {name: all_logits(load_model(files[0]), texts, in_chunks(texts, [9, 1]), name) for name in EXECUTORS}
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("experts_per_token", "norm_topk"), [(1, True), (2, True), (3, True), (EXPERTS, False)])
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_its_logits_are_those_of_the_dense_model(experts, texts, dense_logits, executor, experts_per_token, norm_topk):
@@ -55,6 +56,7 @@ def test_its_logits_are_those_of_the_dense_model(experts, texts, dense_logits, e
         np.testing.assert_allclose(one, want, atol=2e-4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_the_router_chooses(experts, texts, executor):
     """Without one expert of the last layer, the logits change at some positions: where the router chose it."""

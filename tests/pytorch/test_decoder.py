@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foreword.batch import BlockOps
@@ -110,7 +110,6 @@ def specs(draw):
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(specs(), st.integers(0, 2**32 - 1), st.sampled_from([1, 3, 8]))
 def test_any_decoder_in_any_steps_gives_the_logits_of_the_whole_sequences(spec, seed, block_size):
     weights, rng = random_weights(spec, seed), np.random.default_rng(seed)

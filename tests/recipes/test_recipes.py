@@ -132,6 +132,7 @@ class Copy:
         )
 
 
+@pytest.mark.long
 def test_the_recipes_are_enough(tmp_path):
     copy = Copy(tmp_path / "copy", *MODULES)
     copy.write([HARNESS])

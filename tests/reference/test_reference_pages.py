@@ -41,12 +41,14 @@ def prove(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_a_dozen_corruptions_spread_over_the_pages_are_caught():
     done = prove("--sample", "12")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("12 passed, 0 failed\n")
 
 
+@pytest.mark.long
 def test_a_proof_that_does_not_look_at_its_row_is_reported(tmp_path):
     proof = "test_row_fields::test_a_table_row_holds_what_it_was_started_with_and_what_was_appended"
     table = ["| theirs | ours | how | proof |", "|---|---|---|---|"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sampling_rig import END, Rig, V, logits
 
@@ -78,7 +78,6 @@ def test_without_a_grammar_or_inside_a_prompt_there_is_no_mask():
     assert token_masks(chunk, {0: counting()}, V) is None
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 1.0]), st.lists(st.sampled_from([5, 33, 49, 8]), max_size=3))
 def test_outputs_follow_the_grammar_and_drafts_do_not_change_them(seed: int, temperature: float, drafts: list[int]):
     params = SamplingParams(temperature=temperature, seed=seed, top_k=10, logit_bias={8: 100.0}, min_tokens=2)

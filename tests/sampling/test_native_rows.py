@@ -124,6 +124,7 @@ def wanted_of(seed: int) -> Sampled:
     return sample(seed, is_native=False)
 
 
+@pytest.mark.one_in(9)
 @needs_native
 @pytest.mark.parametrize("isa", native.isa_levels() if available() else [])
 @pytest.mark.parametrize("part", range(3))

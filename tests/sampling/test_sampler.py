@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sampling_rig import Rig, V, logits, tokens_of
 
@@ -141,7 +141,6 @@ def scenes(draw: st.DrawFn):
 
 
 @pytest.mark.parametrize("is_native", [available(), False])
-@settings(max_examples=150, deadline=None)
 @given(scenes())
 def test_drawn_tokens_are_those_of_the_definition(is_native: bool, scene):
     requests, seed = scene

@@ -4,7 +4,7 @@ from itertools import pairwise
 from random import Random
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_rig import Rig
 
@@ -36,7 +36,6 @@ def random_spans(random: Random, length: int, longest: int) -> np.ndarray:
     return np.array(spans, np.int32).reshape(-1, 2)
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, M - 1), st.integers(1, 12), st.integers(0, 2), st.integers(0, 5)), min_size=1),
     st.sampled_from(sorted(GROUPS)),

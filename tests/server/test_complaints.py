@@ -63,6 +63,7 @@ def test_requests_run_at_the_same_time_without_any_setting(server):
     assert server.steps - before < 2 * 50
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_an_answer_with_a_schema_comes_after_the_thoughts(talker, tmp_path, is_stream):
     """Where the prompt opens the thoughts, they are free, and the schema holds for what follows them."""

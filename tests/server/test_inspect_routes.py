@@ -118,6 +118,7 @@ def test_new_steps_follow_the_old_ones_in_the_same_epoch(keyed):
     assert len(after["steps"]["number"]) > count
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("has_admin_key", [True, False])
 def test_the_steps_say_what_was_reused_and_why_not_more(talker, has_admin_key):
     """Without an admin key, not that there is content under another salt."""
@@ -177,6 +178,7 @@ def test_steps_that_fell_out_of_the_ring_begin_another_epoch(talker):
     assert later["steps"]["number"][-1] == server.llm.engine.recorder._num_steps
 
 
+@pytest.mark.long
 def test_the_engine_goes_on_while_its_steps_are_followed(keyed):
     """Requests and pages at the same time: every answer is complete, and the last index has every step."""
     done = threading.Event()

@@ -18,6 +18,7 @@ def test_a_server_without_events_has_no_sources(talker):
         assert server.get("/kv_event_sources").json() == {"object": "list", "data": []}
 
 
+@pytest.mark.long
 def test_a_served_model_publishes_its_events(talker):
     zmq, msgpack = pytest.importorskip("zmq"), pytest.importorskip("msgspec").msgpack
     options = [

@@ -7,7 +7,8 @@ import socket
 import time
 from itertools import pairwise
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from server_rig import Serving, serving
 
@@ -33,7 +34,7 @@ def with_iterators(value):
     return map(with_iterators, value) if isinstance(value, list) else value
 
 
-@settings(max_examples=20, deadline=None)
+@pytest.mark.long
 @given(st.dictionaries(st.text(), VALUES))
 def test_pieces_are_the_json_of_the_body(body):
     assert json.loads(b"".join(json_pieces(body))) == body
@@ -152,6 +153,7 @@ def unread(running: Serving, content: bytes) -> socket.socket:
     return connection
 
 
+@pytest.mark.long
 def test_a_connection_whose_client_reads_nothing_is_cut(talker):
     asked = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "logprobs": 20}
     with serving(talker, engine={"max_model_len": 512}, send_buffer=4096, send_timeout=0.3) as running:
@@ -164,6 +166,7 @@ def test_a_connection_whose_client_reads_nothing_is_cut(talker):
                 assert time.monotonic() - begin < 45  # the default is 60 s
 
 
+@pytest.mark.long
 def test_long_answers_have_the_values_of_short_ones(talker):
     asked = {"prompt": "abc", "max_tokens": 250, "ignore_eos": True, "temperature": 0, "logprobs": 20, "echo": True}
     with serving(talker, engine={"max_model_len": 512, "kv_cache_bytes": 8 << 20}) as running:

@@ -120,6 +120,7 @@ def test_a_batch_does_not_wait_for_a_turn_where_its_model_has_room(clock):
     run(main)
 
 
+@pytest.mark.long
 def test_a_turn_counts_from_the_end_of_a_slow_load_and_three_keys_have_their_turns_in_order(clock):
     async def main():
         files = Files(room=1)
@@ -186,6 +187,7 @@ def test_a_turn_ends_with_its_batch(clock):
     run(main)
 
 
+@pytest.mark.long
 def test_a_batch_leaves_the_model_that_clients_use_again_and_again_for_a_while(clock):
     async def main():
         files = Files(room=1)

@@ -124,6 +124,7 @@ def test_a_format_constrains_the_answer(client):
         assert answer.message.content.lstrip()[:1] == "{"
 
 
+@pytest.mark.long
 def test_a_call_of_a_tool_is_an_object(talker):
     with serving(talker, script=CALL) as server, ollama.Client(server.url, trust_env=False) as client:
         template = {"tools": [WEATHER]}
@@ -250,6 +251,7 @@ def of_several(several):
         yield found
 
 
+@pytest.mark.long
 def test_models_are_loaded_described_and_unloaded_as_requests_ask(several, of_several, talker):
     client = of_several
     listed = {model.model: model for model in client.list().models}

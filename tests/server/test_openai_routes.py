@@ -128,6 +128,7 @@ def caller(talker, tmp_path_factory):
         yield running
 
 
+@pytest.mark.long
 def test_reasoning_and_parallel_calls_are_read_from_the_text_whole_and_streamed(caller):
     body = {"messages": HI, "tools": [TOOL], "max_tokens": 400}
     (choice,) = caller.post("/v1/chat/completions", body).json()["choices"]

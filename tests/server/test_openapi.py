@@ -1,6 +1,6 @@
 """/openapi.json describes what the routes take."""
 
-from itertools import product
+from itertools import islice, product
 
 import jsonschema
 import pytest
@@ -83,6 +83,7 @@ def test_every_route_is_described(server, document):
     assert all(operation["summary"] for methods in document["paths"].values() for operation in methods.values())
 
 
+@pytest.mark.long
 def test_the_examples_follow_their_schemas_and_are_served(server, document):
     for path, schema in bodies(document).items():
         for example in schema["examples"]:
@@ -92,21 +93,24 @@ def test_the_examples_follow_their_schemas_and_are_served(server, document):
             assert status == WITHOUT_WHAT_IT_NAMES.get(path, 200), path
 
 
-def test_the_server_refuses_what_the_schema_refuses(server, document):
-    """One value of every type for each field, and an unknown one."""
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("part", range(4))
+def test_the_server_refuses_what_the_schema_refuses(server, document, part):
+    """One value of every type for each field, and an unknown one; a part has every fourth of them."""
     values = [True, 3, 0.5, "x", {"x": 1}, [{"x": 1}], [[1]], ["x"]]
     refused = 0
     with server.client() as client:
         for path, schema in bodies(document).items():
             validator = jsonschema.Draft202012Validator(schema)
             known = {"model": "talker"} if "model" in schema["properties"] else {}
-            for name, value in product([*schema["properties"], "unknown"], values):
+            given = product([*schema["properties"], "unknown"], values)
+            for name, value in islice(given, part, None, 4):
                 body = {**schema["examples"][0], **known, name: value}
                 if not validator.is_valid(body):
                     response = client.post(path, json=body)
                     assert response.status_code == 400, (path, name, value, response.text)
                     refused += 1
-    assert refused > 500
+    assert refused > 125
 
 
 def test_keys_are_told_where_they_are_needed(talker, document):

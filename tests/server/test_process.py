@@ -117,6 +117,7 @@ def test_sigterm_lets_requests_in_progress_end_and_takes_no_new_ones(talker):
         httpx.get(f"{url}/health", trust_env=False, timeout=60)
 
 
+@pytest.mark.long
 def test_what_does_not_end_in_time_is_ended_with_an_error(talker):
     process, _, url = started(talker, "--port", 0, "--drain-timeout", "1", "--max-model-len", 100000)
     body = {"prompt": "a", "max_tokens": 90000, "stream": True, "temperature": 0, "ignore_eos": True}
@@ -202,6 +203,7 @@ def test_every_setting_of_a_server_is_an_option_a_variable_and_a_line_of_a_file(
     assert settings_of_serve("max_body_bytes = '2MiB'").max_body_bytes == 2 << 20
 
 
+@pytest.mark.long
 def test_the_log_tells_who_may_use_the_server_and_how_it_ends(talker):
     process, _, url = started(talker, "--port", 0, "--host", "0.0.0.0", "--drain-timeout", 0.1)
     assert b"every machine that reaches it may use the model" in process.stderr.readline()
@@ -217,6 +219,7 @@ def test_the_log_tells_who_may_use_the_server_and_how_it_ends(talker):
     assert process.returncode == 0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "options", [("--host", "127.0.0.1"), ("--host", "localhost"), ("--host", "0.0.0.0", "--api-key", "x")]
 )
@@ -230,6 +233,7 @@ def test_a_server_that_only_some_can_use_warns_of_nothing(talker, options):
     )
 
 
+@pytest.mark.long
 def test_without_the_extra_the_command_names_it():
     code = "import sys; sys.modules['uvicorn'] = None; from foreword.cli import main; sys.argv = ['', 'serve']; main()"
     source = str(Path(sys.modules["foreword"].__file__).parents[1])

@@ -113,6 +113,7 @@ def test_an_id_tells_and_ends_all_prompts_of_its_request(server):
     assert [choice["finish_reason"] for choice in answer.result(60).json()["choices"]] == ["abort"] * 4
 
 
+@pytest.mark.long
 def test_a_long_text_being_tokenized_delays_no_other_request(server):
     inside, may_go_on = hold_tokenizer(server)
     answer = server.later("/v1/completions", {"prompt": LONG, "max_tokens": 1})
@@ -137,6 +138,7 @@ def test_abort_ends_a_stream_with_what_there_is(server):
 ME, YOU, ADMIN = ({"Authorization": f"Bearer {key}"} for key in ("me", "you", "boss"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("admin_key", ["boss", "you", None])
 def test_why_a_prompt_was_not_in_the_cache_is_told_and_texts_to_those_who_may_see_them(talker, admin_key):
     with serving(talker, api_key=("me", "you"), admin_key=admin_key) as server:
@@ -199,6 +201,7 @@ def test_the_reason_why_a_request_waits(talker):
         running.check_nothing_is_left()
 
 
+@pytest.mark.long
 def test_many_prompts_of_one_body_leave_rows_to_others(talker):
     with serving(talker, engine={"max_num_seqs": 4}, max_requests=8) as running:
         done: list = []

@@ -152,6 +152,7 @@ def test_the_model_whose_last_request_is_longest_ago_goes_for_another(files):
     run(main())
 
 
+@pytest.mark.long
 def test_a_model_with_requests_goes_after_them_and_only_if_no_idle_one_is_enough(files):
     models = files.models("a", "b", "c")
 
@@ -171,6 +172,7 @@ def test_a_model_with_requests_goes_after_them_and_only_if_no_idle_one_is_enough
     run(main())
 
 
+@pytest.mark.long
 def test_requests_for_more_models_than_have_room_are_all_answered(files):
     models = files.models(*"abcde")
 
@@ -183,6 +185,7 @@ def test_requests_for_more_models_than_have_room_are_all_answered(files):
     run(main())
 
 
+@pytest.mark.long
 def test_a_pinned_model_stays_and_a_model_that_never_fits_is_refused_with_figures(files):
     models = files.models(ServedModel(model="a", names=("a",), pin=True), "b", "c", "big")
     files.sizes["big"] = 150
@@ -203,6 +206,7 @@ def test_a_pinned_model_stays_and_a_model_that_never_fits_is_refused_with_figure
     run(main())
 
 
+@pytest.mark.long
 def test_weights_are_read_at_once_when_there_is_room_for_them_also_the_first_time(files):
     models = files.models("a", "b", "c", ram_budget=SIZE)
     files.sizes["c"], files.at_once = SIZE // 10, {"a": SIZE // 2, "b": SIZE // 2, "c": 2 * SIZE}
@@ -238,6 +242,7 @@ def test_a_model_without_memory_of_the_host_is_not_unloaded_for_others(files):
     run(main())
 
 
+@pytest.mark.long
 def test_weights_that_models_share_count_once(files):
     models = files.models("a", "b", "c", "d", ram_budget=270)
     files.sizes |= {"a": Memory(SIZE, 60, "x"), "b": Memory(SIZE, 60, "x"), "c": Memory(150, 60, "y"), "d": Memory(260)}
@@ -378,6 +383,7 @@ def test_a_request_may_say_how_long_its_model_stays(files):
     run(main())
 
 
+@pytest.mark.long
 def test_adapters_of_an_unloaded_model_are_known_and_come_back_with_it(files):
     models = files.models("a", "b", "c")
 
@@ -445,6 +451,7 @@ def test_the_end_waits_for_a_model_that_is_being_loaded_and_closes_all(files):
     run(main())
 
 
+@pytest.mark.long
 def test_a_model_whose_end_fails_is_unloaded_all_the_same(files, capsys):
     models = files.models("a", "b", ram_budget=SIZE)
 

@@ -67,6 +67,7 @@ def server(models):
         yield found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["a", "b-alias", "c", "d"])
 def test_the_model_that_a_request_names_answers_as_it_does_alone(server, models, name):
     answer = server.post("/v1/completions", {"model": name, "prompt": "hello", **GREEDY}).json()
@@ -76,6 +77,7 @@ def test_the_model_that_a_request_names_answers_as_it_does_alone(server, models,
     assert answer["choices"][0]["text"] == expected.outputs[0].text
 
 
+@pytest.mark.long
 def test_the_list_of_models_tells_their_states_and_sizes(server, models):
     server.post("/v1/completions", {"model": "a", "prompt": "x", **GREEDY})
     listed = {one["id"]: one for one in server.get("/v1/models").json()["data"]}
@@ -135,6 +137,7 @@ def test_a_stream_is_aborted_in_the_model_that_has_it(server):
         assert any('"abort"' in line for line in pieces)
 
 
+@pytest.mark.long
 def test_an_adapter_of_a_model_that_was_unloaded_answers_as_before(server, models):
     write_adapter(models["a"].parent / "law", models["a"])
     load_body = {"model": "a", "lora_name": "law", "lora_path": "law"}
@@ -204,6 +207,7 @@ def test_a_budget_that_is_too_small_for_a_model_is_refused_with_figures(models):
         assert "of 0.4 MiB of ram_budget" in message
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(not available(), reason="only the native executor maps weights")
 @pytest.mark.parametrize("are_kept", [True, False])
 def test_two_models_of_one_file_have_its_weights_once(models, tmp_path, monkeypatch, are_kept):
@@ -321,6 +325,7 @@ def soak(server, names, threads: int, requests: int) -> list[str]:
     return wrong
 
 
+@pytest.mark.long
 def test_models_load_and_unload_under_load_and_no_request_is_lost_and_memory_stays(server):
     assert soak(server, "abc", threads=4, requests=2) == []
     before, loads = own_memory_bytes(), sum(entry.num_loads for entry in server.models.entries)
@@ -330,6 +335,7 @@ def test_models_load_and_unload_under_load_and_no_request_is_lost_and_memory_sta
     assert server.models.num_bytes <= server.models.budget
 
 
+@pytest.mark.long
 def test_an_adapter_cannot_take_the_name_of_another_model_or_of_its_adapter(server, models):
     write_adapter(models["a"].parent / "law", models["a"])
     body = {"model": "a", "lora_name": "law", "lora_path": "law"}
@@ -368,6 +374,7 @@ def test_the_time_of_a_request_goes_on_while_its_model_is_loaded(models, monkeyp
         assert server.post("/v1/completions", {**body, "timeout": 60}).status_code == 200
 
 
+@pytest.mark.long
 def test_stored_responses_are_read_and_deleted_without_a_model(models, tmp_path):
     gone = ServedModel(model=str(tmp_path / "gone"), names=("gone",), options=OPTIONS)
     with serving_several([gone, *rows(models)], load_on_demand=True) as server:
@@ -407,6 +414,7 @@ def records_of(server, file_id: str) -> dict[str, dict]:
     return {record["custom_id"]: record["response"] for record in map(json.loads, texts)}
 
 
+@pytest.mark.long
 def test_a_batch_loads_each_model_that_its_lines_name_once_and_goes_on_after_a_restart(models, tmp_path, monkeypatch):
     monkeypatch.setattr(batches, "PAUSE", 0.02)
     settings = {"load_on_demand": True, "ram_budget": size_of(models["a"]) + 1000, "data_directory": str(tmp_path)}
@@ -439,6 +447,7 @@ def test_a_batch_loads_each_model_that_its_lines_name_once_and_goes_on_after_a_r
         assert not any(entry.num_requests for entry in server.models.entries)
 
 
+@pytest.mark.long
 def test_batches_whose_models_have_no_room_together_use_them_in_turns(models, tmp_path, monkeypatch):
     monkeypatch.setattr(batches, "PAUSE", 0.02)
     settings = {"load_on_demand": True, "ram_budget": size_of(models["a"]) + 1000, "data_directory": str(tmp_path)}
@@ -482,6 +491,7 @@ def test_a_server_of_other_models_does_not_start_on_the_data_of_one(models, tmp_
         others.shared.store.close()
 
 
+@pytest.mark.long
 def test_slots_are_of_the_model_that_a_request_names(models, tmp_path):
     settings = {"load_on_demand": True, "ram_budget": size_of(models["a"]) + 1000, "slot_save_path": str(tmp_path)}
     prompt = {"prompt": "abcdefghij" * 12, "max_tokens": 4, "temperature": 0}

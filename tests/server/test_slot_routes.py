@@ -70,6 +70,7 @@ def test_a_salt_is_part_of_a_conversation(talker, folder):
 NAMES = ("", "../talk.bin", "/etc/passwd", "a/b", "a\\b", ".hidden", "..", "x\0y", "line\n", "x" * 300, 7, None, ["a"])
 
 
+@pytest.mark.long
 def test_files_elsewhere_are_refused(talker, folder):
     (folder / "saved").mkdir()
     with serving(talker, slot_save_path=str(folder / "saved")) as server:
@@ -83,6 +84,7 @@ def test_files_elsewhere_are_refused(talker, folder):
     assert not list((folder / "saved").iterdir())
 
 
+@pytest.mark.long
 def test_what_is_no_slot_file_is_refused_and_nothing_is_lost(talker, folder):
     with serving(talker, slot_save_path=str(folder)) as server:
         text, _ = cached(server)

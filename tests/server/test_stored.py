@@ -265,6 +265,7 @@ def test_without_a_directory_files_and_batches_are_refused_with_the_way_out(talk
             assert "--data-directory" in response.json()["error"]["message"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_response_follows_the_one_before_it(started, durable):
     with started() if durable else started(data_directory=None) as server:
@@ -300,6 +301,7 @@ def test_a_response_follows_the_one_before_it(started, durable):
             assert client_of(server).responses.retrieve(third.id).output_text == "Yes."
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_locked_database_fails_no_answer_and_holds_up_no_other_request(started, monkeypatch, stream):
     monkeypatch.setattr(stores, "WAIT", 2.0)

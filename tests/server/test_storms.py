@@ -18,6 +18,7 @@ def server(talker):
         yield running
 
 
+@pytest.mark.long
 def test_many_streams_at_once_give_what_each_gives_alone(server):
     async def crowd() -> None:
         async with client_of(server.url) as client:
@@ -29,6 +30,7 @@ def test_many_streams_at_once_give_what_each_gives_alone(server):
     server.check_nothing_is_left()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(2))
 def test_connections_that_close_at_any_moment_leave_nothing_and_change_no_other_answer(server, seed):
     dice = random.Random(seed)
@@ -44,6 +46,7 @@ def test_connections_that_close_at_any_moment_leave_nothing_and_change_no_other_
     server.check_nothing_is_left()
 
 
+@pytest.mark.long
 def test_clients_that_do_not_read_cost_the_memory_of_one_state_and_delay_no_other(talker):
     """A stream's frames are far larger than what the sockets hold."""
     num_tokens = 600
@@ -75,6 +78,7 @@ def test_clients_that_do_not_read_cost_the_memory_of_one_state_and_delay_no_othe
         server.check_nothing_is_left()
 
 
+@pytest.mark.long
 def test_memory_stays_flat_over_many_requests(server):
     async def rounds(count: int) -> None:
         async with client_of(server.url) as client:

@@ -42,6 +42,7 @@ def test_answers_and_streams_over_https(talker, certificate):
         running.check_nothing_is_left()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("certificate_file", "key_file", "message"),
     [

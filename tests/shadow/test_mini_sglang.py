@@ -17,6 +17,7 @@ def names(report):
     return {(finding.tensor, finding.origin) for finding in report.findings}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("backend", "page", "pages", "overlap"),
     [("fi", 1, 300, False), ("fi", 1, 300, True), ("fa", 1, 300, False), ("fa", 4, 100, True)],

@@ -27,6 +27,7 @@ def names(report):
     return {(finding.tensor, finding.origin) for finding in report.findings}
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("page", "pages", "mixed"), [(1, 85, False), (1, 300, True), (4, 100, False)])
 def test_healthy_traffic_has_no_finding(page, pages, mixed, overlap):

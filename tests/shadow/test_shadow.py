@@ -21,6 +21,7 @@ from foreword.shadow.outlets import write_whole
 FULL = [Group(4)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", TRAFFIC)
 def test_healthy_traffic_has_no_finding(kind):
     engine = run(kind, 7, 200, 0.0)
@@ -287,6 +288,7 @@ def garble(told: SimpleNamespace, rng: np.random.Generator) -> None:
             del counts[rid]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", TRAFFIC)
 def test_no_decision_makes_a_shadow_raise_and_a_resync_of_all_requests_heals_it(kind):
     groups, settings = TRAFFIC[kind]

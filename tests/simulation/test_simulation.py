@@ -282,6 +282,7 @@ def test_a_saved_cost_model_is_read_back(tmp_path: Path):
         CostModel.read(tmp_path / "missing.json")
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("policy", ["fcfs", "shortest-first"])
 @pytest.mark.parametrize("load", [1.0, 4.0, 30.0])
 def test_steps_simulated_together_have_the_outcome_of_single_ones(

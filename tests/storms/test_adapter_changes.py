@@ -87,6 +87,7 @@ def check_adapters(engine: Engine) -> None:
     assert versions.keys() == used | {lora.lora_id for lora in loras._current.values()}
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("change", CHANGES)
 def test_adapters_are_as_before_a_change_or_as_after_it(tmp_path, change):
     for name in ("verse", *HELD, "new"):

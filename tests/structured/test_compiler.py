@@ -164,6 +164,7 @@ def of_hostile():
     return make_compiler()
 
 
+@pytest.mark.one_in(19)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_grammar_is_refused_or_followed_or_ends_its_request_soon(of_hostile, name: str):
     """In a thread with the stack of an engine's."""
@@ -194,6 +195,7 @@ def test_a_hostile_grammar_is_refused_or_followed_or_ends_its_request_soon(of_ho
     assert all(reasons)
 
 
+@pytest.mark.long
 def test_text_and_time_have_limits(monkeypatch: pytest.MonkeyPatch):
     refused({"regex": "a" * (1 << 17) + "b"}, "has 131073 characters, more than 131072")
     monkeypatch.setattr(compiler, "COMPILE_SECONDS", 1.0)
@@ -204,6 +206,7 @@ def test_text_and_time_have_limits(monkeypatch: pytest.MonkeyPatch):
     released.set()
 
 
+@pytest.mark.long
 def test_an_endless_search_is_stopped_and_the_next_grammar_compiles(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compiler, "COMPILE_SECONDS", 3.0)
     ours, threads = make_compiler(), active_count()
@@ -214,6 +217,7 @@ def test_an_endless_search_is_stopped_and_the_next_grammar_compiles(monkeypatch:
     assert grammar({"regex": "ab"}, compiler=ours) is not None
 
 
+@pytest.mark.long
 def test_a_grammar_that_takes_too_much_memory_is_stopped_and_the_next_one_compiles():
     trial = Trial(Vocabulary(BytesTokenizer(), vocab_size=V, eos_token_ids=[END]), memory_bytes=1 << 20)
     with pytest.raises(TooLargeError):
@@ -225,6 +229,7 @@ LARGE = [{"json": {"type": "integer", "multipleOf": 20011 + 6 * i}} for i in ran
 """Grammars of some ten megabytes each: none of the numbers has a factor in common with 10, which makes them smaller."""
 
 
+@pytest.mark.long
 def test_a_trial_tells_the_memory_of_a_grammar():
     trial = Trial(Vocabulary(BytesTokenizer(), vocab_size=V, eos_token_ids=[END]))
     small, large = {"regex": "ab"}, LARGE[0]
@@ -232,6 +237,7 @@ def test_a_trial_tells_the_memory_of_a_grammar():
     assert max(found[0::2]) < 4 << 20 < min(found[1::2])
 
 
+@pytest.mark.long
 def test_grammars_are_kept_while_they_fit_into_the_memory_for_them():
     compiled, ours = [], make_compiler(cache_bytes=20 << 20)
     backend, *_ = ours._made_backend()

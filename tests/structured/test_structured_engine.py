@@ -97,6 +97,7 @@ def alone() -> dict[str, list[list[int]]]:
     return token_ids(serve(make_engine(max_num_seqs=1, max_forced_tokens=0, prefix_caching=False)))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "config",
     [
