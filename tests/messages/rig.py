@@ -112,6 +112,44 @@ def command(calls):
     return f"<|START_ACTION|>[\n    {lines}\n]<|END_ACTION|>"
 
 
+def phi4(calls):
+    return f"{granite3(calls)}<|/tool_call|>"
+
+
+def olmo3(calls):
+    texts = (f"{name}({', '.join(f'{key}={json.dumps(value)}' for key, value in a.items())})" for name, a in calls)
+    return f"<function_calls>{chr(10).join(texts)}</function_calls>"
+
+
+def deepseek(calls):
+    texts = (
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments)}\n```<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{chr(10).join(texts)}<｜tool▁calls▁end｜>"
+
+
+def deepseek31(calls):
+    texts = (
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(arguments)}<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{''.join(texts)}<｜tool▁calls▁end｜>"
+
+
+def kimi_k2(calls):
+    texts = (
+        f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{json.dumps(arguments)}<|tool_call_end|>"
+        for i, (name, arguments) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{''.join(texts)}<|tool_calls_section_end|>"
+
+
+def minimax_m1(calls):
+    texts = (json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls)
+    return "\n".join(["<tool_calls>", *texts, "</tool_calls>"])
+
+
 WRITERS = {
     "harmony": harmony,
     "hermes": hermes,
@@ -125,6 +163,12 @@ WRITERS = {
     "mistral": mistral,
     "granite3": granite3,
     "command": command,
+    "phi4": phi4,
+    "olmo3": olmo3,
+    "deepseek": deepseek,
+    "deepseek31": deepseek31,
+    "kimi_k2": kimi_k2,
+    "minimax_m1": minimax_m1,
 }
 THINKS = {
     "harmony": ("<|channel|>analysis<|message|>", "<|end|>"),
@@ -135,6 +179,9 @@ THINKS = {
     "mistral3": ("[THINK]", "[/THINK]"),
     "granite3": ("<think>", "</think>"),
     "command": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    **dict.fromkeys(
+        ("phi4", "olmo3", "deepseek", "deepseek31", "kimi_k2", "minimax_m1"), ("<think>\n", "\n</think>\n\n")
+    ),
 }
 
 

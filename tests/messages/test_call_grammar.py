@@ -68,7 +68,8 @@ def drawn(grammar, random, longest=700, beginning=""):
         if matcher.is_accepting() and random.random() < 0.5:
             return text.decode()
         mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        allowed = [int(token) for token in mask[:128].nonzero()[0]]  # ASCII
+        allowed = [int(token) for token in mask[:256].nonzero()[0]]
+        allowed = [token for token in allowed if token < 128] or allowed  # others are in marks
         if not allowed:
             return text.decode() if matcher.is_accepting() else None
         likely = [token for token in preferred if token in allowed]

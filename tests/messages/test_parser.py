@@ -374,6 +374,45 @@ def test_the_reasoning_of_mistral_has_either_marks(name, opening, closing):
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("phi4", '<|tool_call|>{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}'),
+        ("phi4", '<|tool_call|>{"name": "f", "arguments": {"a": 1}}<|/tool_call|><|tool_call|>{"name": "g"}'),
+        ("olmo3", "<function_calls>\nf(a=1)\n\ng()\n</function_calls>"),
+        ("olmo3", "<function_calls>f(a=1) g()"),
+        ("deepseek", '<CALLS>\n<CALL>function<SEP>f\n```json\n{"a": 1}\n```\n<END>\n<CALL>function<SEP>g\n```json\n{}'),
+        ("deepseek", '<CALLS><CALL>function<SEP>f\n```json\n{"a": 1}<END><CALL>function<SEP>g```json{}```<END><ENDS>'),
+        ("deepseek31", '<CALLS><CALL>f<SEP>{"a": 1}\n<CALL>g<SEP>\n{}<END>'),
+        ("kimi_k2", '<|tool_calls_section_begin|> <|tool_call_begin|>f<|tool_call_argument_begin|> {"a": 1}'
+                    "<|tool_call_begin|> functions.g:12 <|tool_call_argument_begin|> {} <|tool_call_end|>"),
+        ("minimax_m1", '<tool_calls>{"name": "f", "arguments": {"a": 1}} {"name": "g", "arguments": {}}'),
+    ],
+)  # fmt: skip
+def test_what_models_leave_out_between_calls_is_not_needed(name, text):
+    marks = {"CALLS": "calls▁begin", "CALL": "call▁begin", "SEP": "sep", "END": "call▁end", "ENDS": "calls▁end"}
+    text = re.sub("<([A-Z]+)>", lambda mark: f"<｜tool▁{marks[mark[1]]}｜>", text)
+    message = in_pieces(f"Well.\n{text}", EVERY, FORMATS[name])
+    assert (message.content, calls_of(message)) == ("Well.", [("f", {"a": 1}), ("g", {})])
+    assert all(call.error is None for call in message.tool_calls)
+
+
+@pytest.mark.parametrize("writer", ["phi4", "olmo3", "deepseek", "deepseek31", "kimi_k2", "minimax_m1"])
+def test_damage_between_calls_loses_no_text(writer):
+    region = format_of(writer).calls_region
+    opening, closing = region.open.texts[0], region.close.texts[0]
+    for text in (f"{opening}Paris{closing}", f"{opening}\nf {closing}!", f"{opening} {{"):
+        for cuts in ((), EVERY):
+            message = in_pieces(text, cuts, format_of(writer))
+            assert (message.tool_calls, message.content) == ((), text)
+    call = WRITERS[writer]([("f", {"a": 1})]).removesuffix(closing)
+    for cuts in ((), EVERY):
+        message = in_pieces(f"{call} Paris?! {{{closing} Well.", cuts, format_of(writer))
+        assert calls_of(message) == [("f", {"a": 1})]
+        assert "Paris?! {" in message.content
+        assert message.content.endswith("Well.")
+
+
+@pytest.mark.parametrize(
     ("sign", "name"),
     [
         ("List of tools: <|tool_list_start|>[", "lfm2"),
@@ -386,6 +425,12 @@ def test_the_reasoning_of_mistral_has_either_marks(name, opening, closing):
             "<|start_of_role|>{{ 'respond only with <|tool_call|> followed by a JSON list' }} <think></think>",
             "granite3",
         ),
+        ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "phi4"),
+        ("{{ '<function_calls>' + message['function_calls'] + '</function_calls>' }}", "olmo3"),
+        ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] }}<think>{{ '\n' + '```json' }}", "deepseek"),
+        ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['function']['name'] }}</think>", "deepseek31"),
+        ("<|tool_calls_section_begin|>{% for tool_call in message['tool_calls'] %}</think>", "kimi_k2"),
+        ("<beginning_of_sentence>{{ 'please respond with <tool_calls></tool_calls> XML tags' }}", "minimax_m1"),
     ],
 )
 def test_a_template_that_writes_calls_has_its_format(sign, name):

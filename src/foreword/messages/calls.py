@@ -109,35 +109,49 @@ class JsonCalls:
 class NamedCalls:
     """Calls as a name followed by its arguments: ``name{…}``, or ``[name(key=value), …]`` if listed.
 
-    capture: the group of the opening mark's pattern that contains the name, if any. header: the text that a grammar
-    writes between name and arguments; an output may have other text before its last mark, "<|message|>" or "[ARGS]".
-    For the other fields see `JsonCalls`.
+    capture: the group of the opening mark's pattern that contains the name, if any. begin: the mark before a name.
+    prefix: text before a name that an output may leave out. number: the text between the name and the number of the
+    call, if a grammar writes one. header: the text that a grammar writes before the arguments; an output may have other
+    text before its last mark, "<|message|>" or "[ARGS]". end: the marks behind the arguments; an output may leave out
+    each of them. For the other fields see `JsonCalls`.
     """
 
     notation: Notation = JSON
     opening: Literal["{", "("] = "{"
     listed: bool = False
     capture: str = ""
+    begin: str = ""
+    prefix: str = ""
+    number: str = ""
     header: str = ""
+    end: tuple[str, ...] = ()
     separators: str = ""
     unmarked: bool = False
 
     @property
     def header_end(self) -> str:
         """Return the last mark of the header."""
-        return self.header[max(map(self.header.rfind, "<[")) :] if self.header else ""
+        return self.header[max(map(self.header.rfind, ("<", "[", "```"))) :].strip() if self.header else ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return the marks between two calls, as a reader looks for them."""
+        return tuple(mark.strip() for mark in (self.begin, *self.end) if mark)
 
     def reader(self, sink: CallSink, captures: Mapping[str, str]) -> NamedCallsReader:
         return NamedCallsReader(self, sink, captures.get(self.capture, ""))
 
 
 class CallsReader:
-    """Read the calls of a region. is_bad: the text is damaged at the end of the last `read`."""
+    """Read the calls of a region. is_bad: the text is damaged at the end of the last `read`.
 
-    __slots__ = ("_expect", "_in_list", "_separators", "_sink", "_value", "is_bad")
+    separators: characters between two calls. marks: marks between two calls.
+    """
 
-    def __init__(self, sink: CallSink, separators: str) -> None:
-        self._sink, self._separators = sink, separators
+    __slots__ = ("_expect", "_in_list", "_marks", "_separators", "_sink", "_value", "is_bad")
+
+    def __init__(self, sink: CallSink, separators: str = "", marks: tuple[str, ...] = ()) -> None:
+        self._sink, self._separators, self._marks = sink, separators, marks
         self._value: ValueReader | None = None
         self._in_list = False
         self._expect: Callable[[str, int], int] = self._item
@@ -172,6 +186,13 @@ class CallsReader:
     def take_held(self) -> str:
         """Take the text inside arguments that was consumed and is not part of an event."""
         return self._value.take_held() if self._value is not None and self._streams else ""
+
+    def is_between(self, text: str) -> bool:
+        """Return whether the text can be between two calls: separators, marks, and the beginning of a mark."""
+        for mark in self._marks:
+            text = text.replace(mark, "")
+        text = text.strip(", \t\r\n[]")
+        return not text or any(mark.startswith(text) for mark in self._marks)
 
     @property
     def _streams(self) -> bool:
@@ -412,7 +433,7 @@ class NamedCallsReader(CallsReader):
     __slots__ = ("_calls", "_header", "_is_streaming", "_name")
 
     def __init__(self, calls: NamedCalls, sink: CallSink, captured: str) -> None:
-        super().__init__(sink, calls.separators)
+        super().__init__(sink, calls.separators, calls.marks)
         self._calls, self._name, self._header = calls, captured, ""
         self._is_streaming = False
         if captured:
@@ -423,8 +444,15 @@ class NamedCallsReader(CallsReader):
         return self._is_streaming
 
     def _item(self, text: str, at: int) -> int:
-        char = text[at]
-        if _NAME.match(char) and self._in_list == self._calls.listed:
+        char, begin = text[at], self._calls.begin
+        for mark in self._marks:
+            if text.startswith(mark, at):
+                if mark == begin:
+                    self._name, self._expect = "", self._in_name
+                return at + len(mark)
+        if any(mark.startswith(text[at:]) for mark in self._marks):
+            return at
+        if not begin and _NAME.match(char) and self._in_list == self._calls.listed:
             self._name, self._expect = "", self._in_name
             return at
         return self._between_items(char, at, may_list=self._calls.listed)
@@ -433,6 +461,8 @@ class NamedCallsReader(CallsReader):
         if name := _NAME.match(text, at):
             self._name += name[0]
             return name.end() if len(self._name) <= MAX_WORD else self._refuse(name.end())
+        if not self._name and text[at] in SPACE:
+            return at + 1
         if self._calls.header:
             self._header, self._expect = "", self._in_header
             return at
@@ -447,9 +477,10 @@ class NamedCallsReader(CallsReader):
 
     def _begin_arguments(self, text: str, at: int) -> int:
         allowed = self._sink.allowed if self._calls.unmarked else None
-        if text[at] != self._calls.opening or (allowed is not None and self._name not in allowed):
+        name = self._name.removeprefix(self._calls.prefix)
+        if not name or text[at] != self._calls.opening or (allowed is not None and name not in allowed):
             return self._refuse(at)
-        self._sink.start(self._name)
+        self._sink.start(name)
         self._value, self._expect, self._is_streaming = ValueReader(self._calls.notation), self._in_arguments, True
         return at
 

@@ -33,7 +33,7 @@ class Region:
     ends with the output, or where no call can follow. unmarked: characters; at the beginning of the output, each of
     them opens the region without a mark. strip: whitespace at its ends is dropped. join: the text between two regions
     of a kind. calls: the notation of its calls. padding: the text that a grammar writes between the marks and the
-    calls.
+    calls. between: the text that it writes between two calls; None: each call has a region of its own, or is in a list.
     """
 
     kind: Literal["content", "reasoning", "calls", "discard"]
@@ -44,6 +44,7 @@ class Region:
     join: str = "\n"
     calls: Calls | None = None
     padding: str = ""
+    between: str | None = None
 
 
 CONTENT = Region(kind="content")
@@ -176,6 +177,12 @@ _FUNCTION_TAGS = TaggedCalls(
 _ARG_TAGS = TaggedCalls(
     name=("", ""), key=("<arg_key>", "</arg_key>"), value=("<arg_value>", "</arg_value>"), end="</tool_call>"
 )
+_DEEPSEEK = NamedCalls(
+    begin="<｜tool▁call▁begin｜>function<｜tool▁sep｜>", header="\n```json\n", end=("\n```", "<｜tool▁call▁end｜>")
+)
+_DEEPSEEK_ANSWERS = Literals(
+    ["<｜Assistant｜>", "<｜Assistant｜></think>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁end｜>"]
+)
 _INST = Literals(["[/INST]"])
 _MISTRAL_THINKS = (_between("reasoning", "[THINK]", "[/THINK]"), _THINK)
 
@@ -279,6 +286,114 @@ FORMATS = {
             ),
             bare=_BARE,
             signs=("<|START_ACTION|>",),
+        ),
+        ResponseFormat(
+            name="phi4",
+            anchor=Literals(["<|assistant|>"]),
+            regions=(
+                _THINK,
+                _between("calls", "<|tool_call|>", "<|/tool_call|>", calls=JsonCalls(listed=True, separators=",")),
+            ),
+            bare=_BARE,
+            signs=("<|tool|>", "<|/tool|>"),
+        ),
+        ResponseFormat(
+            name="olmo3",
+            anchor=_CHATML,
+            regions=(
+                _THINK,
+                _between(
+                    "calls",
+                    "<function_calls>",
+                    "</function_calls>",
+                    calls=NamedCalls(notation=PYTHON, opening="("),
+                    between="\n",
+                ),
+            ),
+            bare=_BARE,
+            signs=("<function_calls>", "<|im_start|>"),
+        ),
+        ResponseFormat(
+            name="deepseek",
+            anchor=_DEEPSEEK_ANSWERS,
+            regions=(
+                _THINK,
+                _between("calls", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", calls=_DEEPSEEK, between="\n"),
+            ),
+            bare=_BARE,
+            signs=("<｜tool▁calls▁begin｜>", "```json"),
+        ),
+        ResponseFormat(
+            name="deepseek31",
+            anchor=_DEEPSEEK_ANSWERS,
+            regions=(
+                _THINK,
+                _between(
+                    "calls",
+                    "<｜tool▁calls▁begin｜>",
+                    "<｜tool▁calls▁end｜>",
+                    calls=NamedCalls(
+                        begin="<｜tool▁call▁begin｜>", header="<｜tool▁sep｜>", end=("<｜tool▁call▁end｜>",)
+                    ),
+                    between="",
+                ),
+            ),
+            bare=_BARE,
+            signs=("<｜tool▁calls▁begin｜>",),
+        ),
+        ResponseFormat(
+            name="kimi_k2",
+            anchor=Literals(["<|im_assistant|>assistant<|im_middle|>"]),
+            regions=(
+                _THINK,
+                _between(
+                    "calls",
+                    "<|tool_calls_section_begin|>",
+                    "<|tool_calls_section_end|>",
+                    calls=NamedCalls(
+                        begin="<|tool_call_begin|>",
+                        prefix="functions.",
+                        number=":",
+                        header="<|tool_call_argument_begin|>",
+                        end=("<|tool_call_end|>",),
+                    ),
+                    between="",
+                ),
+            ),
+            bare=_BARE,
+            signs=("<|tool_calls_section_begin|>",),
+        ),
+        ResponseFormat(
+            name="minimax_m1",
+            anchor=Literals(["<beginning_of_sentence>ai name=MiniMax AI", "<beginning_of_sentence>ai name=assistant"]),
+            regions=(
+                _THINK,
+                _between("calls", "<tool_calls>", "</tool_calls>", calls=JsonCalls(), padding="\n", between="\n"),
+            ),
+            bare=_BARE,
+            signs=("<tool_calls>", "<beginning_of_sentence>"),
+        ),
+        ResponseFormat(
+            name="minimax_m2",
+            anchor=Literals(["]~b]ai"]),
+            regions=(
+                _THINK,
+                _between(
+                    "calls",
+                    "<minimax:tool_call>",
+                    "</minimax:tool_call>",
+                    calls=TaggedCalls(
+                        name=('<invoke name="', '">'),
+                        key=('<parameter name="', '">'),
+                        value=("", "</parameter>"),
+                        end="</invoke>",
+                    ),
+                    padding="\n",
+                    between="\n",
+                ),
+            ),
+            bare=_BARE,
+            signs=("<minimax:tool_call>", "<invoke name="),
         ),
         ResponseFormat(
             name="smollm2",

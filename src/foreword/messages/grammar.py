@@ -137,7 +137,7 @@ def call_grammar(
     else:
         names = [writer.named_call(calls, tool) for tool in chosen]
     writer.rule("call", " | ".join(names))
-    closing = writer.text(region.padding + _first(region.close))
+    closing = f"{writer.text(region.padding)} {writer.text(_first(region.close))}"
     if free and region.open is not None:
         mark = _first(region.open)
         others = [other for other in _call_marks(format) if other not in mark]
@@ -152,11 +152,13 @@ def call_grammar(
     elif region.open is None:
         body = f"{opening} {_many('call', _quoted(calls.separators[:1] + ' '), parallel)}"
     else:
-        writer.rule("region", f"{opening} call {closing}")
-        between = _NEWLINE if isinstance(calls, TaggedCalls) else _quoted(region.padding)
-        body = "region" if free else _many("region", between, parallel)
+        several = region.between is not None
+        text = region.padding if region.between is None else region.between
+        between = _NEWLINE if isinstance(calls, TaggedCalls) else writer.text(text)
+        writer.rule("region", f"{opening} {_many('call', between, parallel) if several else 'call'} {closing}")
+        body = "region" if free or several else _many("region", between, parallel)
     if free:
-        repeated = "*" if parallel and not calls.listed else "?"
+        repeated = "*" if parallel and not calls.listed and region.between is None else "?"
         other = writer.other_text(format)
         body = f"({body}){repeated} {other}" if region.open is not None else f"{body} | {other}"
     elif after_reasoning:
@@ -270,10 +272,12 @@ class _Writer:
         return self.rule(f"call{index}", f"{_quoted('{')} {number}{_quoted(head)} {arguments} {_quoted('}')}")
 
     def named_call(self, calls: NamedCalls, tool: Tool) -> str:
-        header = f"{self.text(calls.header)} " if calls.header else ""
+        number = f"{self.text(calls.number)} /[0-9]{{1,4}}/" if calls.number else ""
+        parts = [self.text(calls.begin + calls.prefix), _quoted(tool.name), number, self.text(calls.header)]
+        head, end = " ".join(filter(None, parts)), self.text("".join(calls.end))
         if calls.notation is JSON:
             arguments = self.rule(f"arguments{len(self._rules)}", f"%json {json.dumps(call_schema(tool))}")
-            return self.rule(f"call{len(self._rules)}", f"{_quoted(tool.name)} {header}{arguments}")
+            return self.rule(f"call{len(self._rules)}", f"{head} {arguments} {end}")
         at = f"{tool.at}.parameters"
         schema = call_schema(tool)
         if tool.is_strict:
@@ -281,7 +285,7 @@ class _Writer:
         values = _Values(self, calls.notation, at)
         brackets = ("(", ")", "=") if calls.opening == "(" else ("{", "}", ":")
         body = values.object(schema, *brackets)
-        return self.rule(f"call{len(self._rules)}", f"{_quoted(tool.name)} {header}{body}")
+        return self.rule(f"call{len(self._rules)}", f"{head} {body} {end}")
 
     def tagged_call(self, calls: TaggedCalls, tool: Tool) -> str:
         at, root = f"{tool.at}.parameters", call_schema(tool)
@@ -326,7 +330,7 @@ class _Tags:
         """Return a rule for a key and its value. key: None for any key."""
         writer, calls = self._writer, self._calls
         if key is not None and not (isinstance(key, str) and KEY.fullmatch(key)):
-            fix = "Use a name without angle brackets and line breaks."
+            fix = "Use a name without angle brackets, quotation marks and line breaks."
             reason = "is a parameter that the model's format cannot write"
             raise RequestError(None, f"{self._tool.at}.parameters", key, reason, fix)
         written = writer.rule("KEY", rf"/{KEY.pattern}/") if key is None else _quoted(key)

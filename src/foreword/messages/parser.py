@@ -265,7 +265,7 @@ class MessageParser:
             sink.end("malformed" if reader.is_bad else "incomplete")
         elif not has_calls:
             self._write(self._format.content, "".join([self._opening, *sink.unread, closing or ""]))
-        elif (reader.is_bad or closing is None) and (rest := "".join(sink.unread)).strip(", \t\r\n[]"):
+        elif (reader.is_bad or closing is None) and not reader.is_between(rest := "".join(sink.unread)):
             self._write(self._format.content, rest)
         sink.unread = []
         self._reader, self._region = None, self._format.outside

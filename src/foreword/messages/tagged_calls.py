@@ -19,7 +19,7 @@ _KINDS = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "nul
 _TEXT = frozenset(["string"])
 NAME = re.compile(r"[^\s<>()\[\]{}\"',`]+")
 """The name of a tool."""
-KEY = re.compile(r"[^<>\r\n]+")
+KEY = re.compile(r"[^<>\"\r\n]+")
 """A key between tags."""
 
 
@@ -87,7 +87,7 @@ class TaggedCallsReader(CallsReader):
     )  # fmt: skip
 
     def __init__(self, calls: TaggedCalls, sink: CallSink) -> None:
-        super().__init__(sink, "")
+        super().__init__(sink, marks=(calls.name[0],) if calls.name[0] else ())
         self._calls = calls
         self._schema: Mapping[str, Any] = {}  # the schema of the tool's parameters
         self._tags: Mapping[str, Callable[[], None]] = {}  # the tags that may come next, and what follows each
