@@ -359,6 +359,23 @@ def test_calls_and_results_go_back_in_words():
     )
 
 
+def test_a_template_may_take_the_tools_from_the_message_of_the_system():
+    template = (
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}"
+        "{{ '<|tool|>' + m.tools + '<|/tool|>' if m.tools }}{% endfor %}{{ '<|assistant|>' }}"
+    )
+    asked = chat({"tools": TOOLS}, tokenizer=tokenizer_with(template))
+    assert asked.format.name == "phi4"
+    described = json.dumps([TOOLS[0]["function"]])
+    start = f"<|system|>You are a helpful assistant with some tools.<|tool|>{described}<|/tool|>"
+    assert asked.text == f"{start}<|user|>hello<|assistant|>"
+    answer = '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]<|/tool_call|>'
+    message = asked.reader().read(outputs_of(asked, answer)[1]).outputs[0].message
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [("f", '{"a": 1}')]
+    told = tokenizer_with("{# <｜tool▁calls▁begin｜> tools #}{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert "<tool_call>" in chat({"tools": TOOLS}, tokenizer=told).text  # the template shows no tools
+
+
 def test_a_template_that_refuses_the_system_has_the_tools_in_the_users_message():
     template = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"

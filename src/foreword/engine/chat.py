@@ -20,7 +20,6 @@ from foreword.media.images import Image
 from foreword.media.parts import Medium, media_parts, refuse_places, take_media
 from foreword.messages import MessageParser, ResponseFormat, format_named, format_of_template
 from foreword.messages.calls import JsonCalls
-from foreword.messages.generic import in_words
 from foreword.messages.grammar import Tool, call_grammar, call_schema, chosen_tools, read_choice, read_tools
 from foreword.messages.response_template import read_response_template
 from foreword.models.chat_messages import check_tools
@@ -295,14 +294,17 @@ def _written(
     source = tokenizer.chat_template(tools=bool(tools), **chosen)
     given = options.get("message_format")
     format = given if isinstance(given, ResponseFormat) else _format(tokenizer, source, given)
-    if given is None and ((tools and not format.calls_region) or "tools" not in source):
+    shows_tools = "tools" in tokenizer.template_variables(tools=bool(tools), **chosen)
+    if given is None and ((tools and not format.calls_region) or not (shows_tools or format.told)):
         format = format.with_generic_calls()
+    told = format.told if format.is_generic or not shows_tools else None
     variables = _variables(tokenizer, source, format, options)
     shown = [_without_strict(tool) for tool in described or ()]
     text = tokenizer.apply_chat_template(
         messages,
-        tools=[] if format.is_generic else shown,
-        in_words=partial(in_words, tools=shown) if format.is_generic else None,
+        tools=[] if told else shown,
+        in_words=partial(told, tools=shown) if told else None,
+        call_ids=format.call_ids,
         **chosen,
         add_generation_prompt=options.get("add_generation_prompt", True),
         media=media.encoder.placeholders if media.encoder is not None else (),

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from foreword.errors import ConfigError
 from foreword.messages.calls import CallSink, CallsReader, JsonCalls, NamedCalls
-from foreword.messages.generic import CALL, CALL_END
+from foreword.messages.generic import CALL, CALL_END, Told, in_words, phi4_messages
 from foreword.messages.markers import Literals, Marker
 from foreword.messages.notation import PYTHON, Notation, Quotes
 from foreword.messages.tagged_calls import TaggedCalls
@@ -57,7 +57,9 @@ class ResponseFormat:
     regions: its parts. outside: the text outside of them. anchor: the text that begins an answer in a prompt; text of
     the prompt after the last anchor is part of the answer. strip_ends: whitespace at the ends of the output is dropped.
     bare: the notation of calls that are the whole answer, without marks. signs: a chat template that contains all of
-    these texts has this format.
+    these texts has this format. told: what makes the messages for a chat template that does not read tools; None: those
+    of `with_generic_calls`. call_ids: the form of the ids of calls that the chat template writes, of {name} and
+    {number}, which counts the calls of a conversation.
     """
 
     name: str
@@ -67,6 +69,8 @@ class ResponseFormat:
     strip_ends: bool = False
     bare: JsonCalls | None = None
     signs: tuple[str, ...] = ()
+    told: Told | None = None
+    call_ids: str = ""
 
     @property
     def content(self) -> Region:
@@ -137,7 +141,7 @@ class ResponseFormat:
         own.
         """
         others = tuple(region for region in self.regions if region.calls is None)
-        return replace(self, regions=(*others, GENERIC_CALLS), bare=_BARE)
+        return replace(self, regions=(*others, GENERIC_CALLS), bare=_BARE, told=in_words, call_ids="")
 
     def without_calls(self) -> ResponseFormat:
         """Return the format for answers without tools: text that looks like a call is content."""
@@ -296,6 +300,7 @@ FORMATS = {
             ),
             bare=_BARE,
             signs=("<|tool|>", "<|/tool|>"),
+            told=phi4_messages,
         ),
         ResponseFormat(
             name="olmo3",
@@ -319,6 +324,13 @@ FORMATS = {
             regions=(
                 _THINK,
                 _between("calls", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", calls=_DEEPSEEK, between="\n"),
+                # R1's template leaves out the first mark after the first answer with calls.
+                _between(
+                    "calls",
+                    _DEEPSEEK.begin,
+                    "<｜tool▁calls▁end｜>",
+                    calls=replace(_DEEPSEEK, begin="", end=(*_DEEPSEEK.end, _DEEPSEEK.begin)),
+                ),
             ),
             bare=_BARE,
             signs=("<｜tool▁calls▁begin｜>", "```json"),
@@ -362,6 +374,7 @@ FORMATS = {
             ),
             bare=_BARE,
             signs=("<|tool_calls_section_begin|>",),
+            call_ids="functions.{name}:{number}",
         ),
         ResponseFormat(
             name="minimax_m1",
@@ -454,7 +467,7 @@ FORMATS = {
         ),
         ResponseFormat(name="think", anchor=_CHATML, regions=(_THINK,), signs=("<think>",)),
         ResponseFormat(name="plain", regions=()),
-        ResponseFormat(name="generic", regions=(_THINK, GENERIC_CALLS), bare=_BARE),
+        ResponseFormat(name="generic", regions=(_THINK, GENERIC_CALLS), bare=_BARE, told=in_words),
     )
 }
 """The built-in formats by name. "hermes" is also that of Qwen 2.5 and Qwen 3."""

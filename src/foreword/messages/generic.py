@@ -1,12 +1,10 @@
-"""Describe tools in words for chat templates that do not show them: tools, calls and results become text of
-messages.
-"""
+"""Tell a model of tools where its chat template does not: tools, calls and results become text of messages."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 Message = dict[str, Any]
 CALL, CALL_END = "<tool_call>", "</tool_call>"
@@ -14,9 +12,19 @@ CALL, CALL_END = "<tool_call>", "</tool_call>"
 _RESULT, _RESULT_END = "<tool_response>", "</tool_response>"
 
 
+class Told(Protocol):
+    """Convert checked messages to messages without tools. takes_system: the chat template shows messages of the
+    system.
+    """
+
+    def __call__(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, takes_system: bool
+    ) -> list[Message]: ...
+
+
 def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
     """Return a text for the model that describes the tools and the notation of calls."""
-    described = "\n".join(_json(tool.get("function", tool)) for tool in tools)
+    described = "\n".join(map(_json, map(_function, tools)))
     form = '{"name": "the name of the tool", "arguments": {"the name of a parameter": "its value"}}'
     return (
         "You can call tools. Each line describes one, with a JSON schema of its parameters:\n"
@@ -46,7 +54,7 @@ def in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *,
             role = "user"
         is_result = role != message["role"]
         if calls := message.get("tool_calls"):
-            names |= {call.get("id"): call.get("function", call)["name"] for call in calls}
+            names |= {call.get("id"): _function(call)["name"] for call in calls}
             content = _joined(content, "\n".join(map(_call, calls)), "\n")
         if is_open and role == "user":
             found[-1]["content"] = _joined(found[-1]["content"], content, "\n")
@@ -55,6 +63,29 @@ def in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *,
             found.append({**kept, "role": role, "content": content})
         is_open = is_result
     return _described(found, instructions(tools), takes_system) if tools else found
+
+
+def phi4_messages(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, takes_system: bool = True
+) -> list[Message]:
+    """Convert checked messages to those of Phi-4-mini's chat template: the tools are in the field ``tools`` of the
+    system's message, calls are in the content of their message, and results have the role that the vocabulary has a
+    token for.
+    """
+    found: list[Message] = []
+    for message in messages:
+        made = {name: value for name, value in message.items() if name != "tool_calls"}
+        if calls := message.get("tool_calls"):
+            written = f"<|tool_call|>[{', '.join(map(_call_object, calls))}]<|/tool_call|>"
+            made["content"] = _joined(message["content"] or "", written, "")
+        if made["role"] in ("tool", "function"):
+            made["role"] = "tool_response"
+        found.append(made)
+    if tools:
+        if found[0]["role"] != "system":
+            found.insert(0, {"role": "system", "content": "You are a helpful assistant with some tools."})
+        found[0] = {**found[0], "tools": _json([*map(_function, tools)])}
+    return found
 
 
 def _described(messages: list[Message], text: str, takes_system: bool) -> list[Message]:
@@ -70,10 +101,20 @@ def _described(messages: list[Message], text: str, takes_system: bool) -> list[M
 
 
 def _call(call: Mapping[str, Any]) -> str:
-    function = call.get("function", call)
+    return f"{CALL}\n{_call_object(call)}\n{CALL_END}"
+
+
+def _call_object(call: Mapping[str, Any]) -> str:
+    function = _function(call)
     arguments = function["arguments"]
     written = arguments if isinstance(arguments, str) else _json(arguments)
-    return f'{CALL}\n{{"name": {_json(function["name"])}, "arguments": {written}}}\n{CALL_END}'
+    return f'{{"name": {_json(function["name"])}, "arguments": {written}}}'
+
+
+def _function(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the function of a tool or of a call."""
+    function: Mapping[str, Any] = described.get("function", described)
+    return function
 
 
 def _result(name: str | None, content: str | list[Any]) -> str | list[Any]:

@@ -498,7 +498,7 @@ class _Values:
         self._any()
         key = self._writer.rule("ANY_KEY", r"/[A-Za-z_][A-Za-z0-9_]*/")
         if colon != "=" and not self._notation.names_as_keys:
-            key = self._either(f"{_quoted(mark)} {key} {_quoted(mark)}" for mark in self._quotes)
+            key = self._scalar("string")
         pair = f"{key} {self._colon(colon)} any_value"
         return self._rule(f"{_quoted(opening)} ({pair} ({self._comma} {pair})*)? {_quoted(closing)}")
 

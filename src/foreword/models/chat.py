@@ -6,8 +6,9 @@ A template is an untrusted program from the model's files, run on untrusted mess
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn, Protocol
@@ -16,12 +17,13 @@ import jinja2
 from jinja2 import meta
 
 from foreword.errors import ModelError, RequestError
-from foreword.models.chat_messages import check_messages, check_tools
+from foreword.models.chat_messages import check_messages, check_tools, with_ids
 from foreword.models.template_sandbox import Sandbox, TooMuchWork
 from foreword.schemas import INVALID_JSON
 
 _NAMED = re.compile(r"""(?<=['"])[A-Za-z0-9][A-Za-z0-9_.-]*(?=['"])""")
 _TAKES_TEXT = re.compile(r"arguments\W{0,3}\s+is\s+string")
+_ADDS_TEXT = re.compile(r"""(?:\.arguments|\[['"]arguments['"]\])\s*\+""")
 _PROBE = "Words of the system."
 
 
@@ -41,6 +43,7 @@ class ChatTemplate:
         self._source, self._special_tokens = source, dict(special_tokens)
         self._takes_strings = "is string" in source
         self._takes_text_of_calls = _TAKES_TEXT.search(source) is not None
+        self._adds_text_of_calls = _ADDS_TEXT.search(source) is not None
         self._shows_calls = "tool_calls" in source or "tojson" in source
         self._names = frozenset(_NAMED.findall(source))  # among them the roles that it compares with
         try:
@@ -74,6 +77,7 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         in_words: InWords | None = None,
+        call_ids: str = "",
         add_generation_prompt: bool = True,
         media: Collection[str] = (),
         **extra: Any,
@@ -81,7 +85,8 @@ class ChatTemplate:
         """Return the prompt. ``extra``: further variables of the template. Raise RequestError if the template refuses
         or fails.
 
-        in_words: makes messages without tools, calls and results of the checked ones.
+        in_words: makes messages without tools, calls and results of the checked ones. call_ids: the form of the ids of
+        calls, see `with_ids`.
         media: kinds of media that the model takes, such as "image": messages may have parts {"type": "image"}. Contents
         are then lists of parts where they have such, and everywhere unless the template tells strings from lists.
         """
@@ -90,6 +95,8 @@ class ChatTemplate:
             checked = [{**one, "role": "system"} if one["role"] == "developer" else one for one in checked]
         if in_words is not None:
             checked = in_words(checked, takes_system=self.takes_system)
+        if call_ids:
+            checked = with_ids(checked, call_ids)
         for i, message in enumerate(checked):
             if "tool_calls" in message and not self._shows_calls:
                 reason = "the model's chat template has no place for calls of tools"
@@ -98,7 +105,8 @@ class ChatTemplate:
         if media and not self._takes_strings:
             checked = [_as_parts(message) for message in checked]
         if not self._takes_text_of_calls:
-            checked = [_with_objects(message) for message in checked]
+            made = _as_text if self._adds_text_of_calls else _as_object
+            checked = [_with_arguments(message, made) for message in checked]
         given = {"messages": checked, "tools": check_tools(tools)}
         variables = {**self._special_tokens, **extra, **given, "add_generation_prompt": add_generation_prompt}
         try:
@@ -118,18 +126,25 @@ def _as_parts(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
-def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with objects in place of arguments that are text."""
+def _with_arguments(message: dict[str, Any], made: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the message with arguments of calls that this makes of them."""
     if "tool_calls" not in message:
         return message
-    return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+    return {**message, "tool_calls": [_with_made(call, made) for call in message["tool_calls"]]}
 
 
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+def _with_made(call: dict[str, Any], made: Callable[[Any], Any]) -> dict[str, Any]:
     if "function" in call:
-        return {**call, "function": _with_object(call["function"])}
-    text = call["arguments"]
-    return {**call, "arguments": {INVALID_JSON: text}} if isinstance(text, str) else call
+        return {**call, "function": _with_made(call["function"], made)}
+    return {**call, "arguments": made(call["arguments"])}
+
+
+def _as_object(arguments: object) -> object:
+    return {INVALID_JSON: arguments} if isinstance(arguments, str) else arguments
+
+
+def _as_text(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _roles(messages: Sequence[Mapping[str, Any]]) -> list[object]:

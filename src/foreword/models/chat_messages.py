@@ -37,6 +37,23 @@ def check_messages(
     return [_check_message(f"messages[{i}]", message, media, roles) for i, message in enumerate(listed)]
 
 
+def with_ids(messages: Sequence[dict[str, Any]], form: str) -> list[dict[str, Any]]:
+    """Return checked messages whose calls have ids of this form, such as ``functions.{name}:{number}``, and their
+    results the same ones. The number counts the calls of all messages.
+    """
+    found, ids, number = [], {}, 0
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            calls.append({**call, "id": form.format(name=call.get("function", call)["name"], number=number)})
+            ids[str(call.get("id"))] = calls[-1]["id"]
+            number += 1
+        answered = str(message.get("tool_call_id"))
+        changed = {"tool_calls": calls} if calls else {"tool_call_id": ids[answered]} if answered in ids else {}
+        found.append({**message, **changed})
+    return found
+
+
 def check_tools(tools: object) -> list[dict[str, Any]] | None:
     """Return the descriptions of tools: None or a list of objects, with types such as Pydantic's models as the schemas
     of parameters. The other fields are not checked; those that are null count as absent.

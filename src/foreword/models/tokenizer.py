@@ -177,6 +177,7 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         in_words: InWords | None = None,
+        call_ids: str = "",
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         media: Collection[str] = (),
@@ -191,7 +192,13 @@ class Tokenizer:
         """
         template = self._template(self._template_name(bool(tools), chat_template))
         return template.render(
-            messages, tools=tools, in_words=in_words, add_generation_prompt=add_generation_prompt, media=media, **extra
+            messages,
+            tools=tools,
+            in_words=in_words,
+            call_ids=call_ids,
+            add_generation_prompt=add_generation_prompt,
+            media=media,
+            **extra,
         )
 
     def template_variables(self, *, tools: bool = False, chat_template: str | None = None) -> frozenset[str]:
