@@ -68,6 +68,19 @@ def test_reasoning_that_the_prompt_opens(name, prompt, reasoning, content):
                          tool_names=["f"]).tool_calls  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["moonshotai-Kimi-K2-Thinking", "MiniMax-M2"])
+def test_a_call_ends_the_reasoning(name):
+    format, ((prompt, text), *_) = answers_of(name)
+    mark = format.calls_region.open.texts[0]
+    call = text[text.index(mark) :]
+    for cuts in ((), EVERY):
+        message = in_pieces(f"<think>Hm. < {call}", cuts, format, prompt=prompt)
+        assert (message.reasoning, message.content, len(message.tool_calls)) == ("Hm. <", "", 2)
+        assert in_pieces(f"<think>Hm.{mark[:-1]}", cuts, format).reasoning == "Hm."
+        message = in_pieces(f"<think>Hm.{call}", cuts, format.without_calls(), prompt=prompt)
+        assert (message.reasoning, message.content) == (f"Hm.{call}".strip(), "")
+
+
 def test_ids_count_the_calls_of_a_conversation():
     messages = with_ids(conversation("Well."), "functions.{name}:{number}")
     ids = [call["id"] for message in messages for call in message.get("tool_calls", ())]

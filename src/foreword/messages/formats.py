@@ -34,6 +34,7 @@ class Region:
     them opens the region without a mark. strip: whitespace at its ends is dropped. join: the text between two regions
     of a kind. calls: the notation of its calls. padding: the text that a grammar writes between the marks and the
     calls. between: the text that it writes between two calls; None: each call has a region of its own, or is in a list.
+    until: marks of other regions that end it, too, because models leave out its closing mark before them.
     """
 
     kind: Literal["content", "reasoning", "calls", "discard"]
@@ -45,6 +46,7 @@ class Region:
     calls: Calls | None = None
     padding: str = ""
     between: str | None = None
+    until: Literals | None = None
 
 
 CONTENT = Region(kind="content")
@@ -140,12 +142,13 @@ class ResponseFormat:
         """Return the format with the calls that `foreword.messages.generic` describes to a model, in place of its
         own.
         """
-        others = tuple(region for region in self.regions if region.calls is None)
-        return replace(self, regions=(*others, GENERIC_CALLS), bare=_BARE, told=in_words, call_ids="")
+        regions = (*self.without_calls().regions, GENERIC_CALLS)
+        return replace(self, regions=regions, bare=_BARE, told=in_words, call_ids="")
 
     def without_calls(self) -> ResponseFormat:
         """Return the format for answers without tools: text that looks like a call is content."""
-        return replace(self, regions=tuple(region for region in self.regions if region.calls is None), bare=None)
+        regions = tuple(replace(region, until=None) for region in self.regions if region.calls is None)
+        return replace(self, regions=regions, bare=None)
 
 
 def _texts(marker: Marker | None) -> tuple[str, ...]:
@@ -357,7 +360,7 @@ FORMATS = {
             name="kimi_k2",
             anchor=Literals(["<|im_assistant|>assistant<|im_middle|>"]),
             regions=(
-                _THINK,
+                replace(_THINK, until=Literals(["<|tool_calls_section_begin|>"])),
                 _between(
                     "calls",
                     "<|tool_calls_section_begin|>",
@@ -390,7 +393,7 @@ FORMATS = {
             name="minimax_m2",
             anchor=Literals(["]~b]ai"]),
             regions=(
-                _THINK,
+                replace(_THINK, until=Literals(["<minimax:tool_call>"])),
                 _between(
                     "calls",
                     "<minimax:tool_call>",

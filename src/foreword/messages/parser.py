@@ -177,20 +177,25 @@ class MessageParser:
 
     def _in_text(self, at: int, at_end: bool) -> int:
         text, region = self._buffer, self._region
-        found, stop = None, len(text)
-        if region.close is not None:
-            found, stop = region.close.find(text, at, at_end=at_end)
-            if at_end and found is None:
-                stop = region.close.cut(text, at)
+        found: Match | None = None
+        stop, is_close = len(text), True
+        for marker in (region.close, region.until):
+            if marker is None:
+                continue
+            match, pending = marker.find(text, at, at_end=at_end)
+            stop = min(stop, marker.cut(text, at) if at_end and match is None else pending)
+            if match is not None and (found is None or match.start < found.start):
+                found, is_close = match, marker is region.close
         if found is None or found.start >= stop:
             self._write(region, text[at:stop])
             return stop
         self._write(region, text[at : found.start])
         self._mark()
+        behind = found.end if is_close else found.start
         if region.kind == "reasoning" and self.reasoning_end is None:
-            self.reasoning_end = self._dropped + found.end
+            self.reasoning_end = self._dropped + behind
         self._region = self._format.outside
-        return found.end
+        return behind
 
     def _open(self, region: Region, match: Match) -> int:
         self._at_start = False
