@@ -33,7 +33,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": 
 
 
 def conversation(content):
-    """A user's message, an answer with calls, their results, and an answer with a further call."""
+    """Messages of the user around an answer with calls, their results, and an answer with a further call."""
     calls = [
         {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for i, (name, arguments) in enumerate(CALLS)
@@ -44,6 +44,7 @@ def conversation(content):
         {"role": "assistant", "content": content, "tool_calls": calls},
         *results,
         {"role": "assistant", "content": content, "tool_calls": [{**calls[1], "id": "c2"}]},
+        {"role": "user", "content": "Last"},
     ]
 
 

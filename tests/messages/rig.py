@@ -116,6 +116,10 @@ def phi4(calls):
     return f"{granite3(calls)}<|/tool_call|>"
 
 
+def nemotron2(calls):
+    return f"<TOOLCALL>{granite3(calls).removeprefix('<|tool_call|>')}</TOOLCALL>"
+
+
 def olmo3(calls):
     texts = (f"{name}({', '.join(f'{key}={json.dumps(value)}' for key, value in a.items())})" for name, a in calls)
     return f"<function_calls>{chr(10).join(texts)}</function_calls>"
@@ -164,6 +168,7 @@ WRITERS = {
     "granite3": granite3,
     "command": command,
     "phi4": phi4,
+    "nemotron2": nemotron2,
     "olmo3": olmo3,
     "deepseek": deepseek,
     "deepseek31": deepseek31,
@@ -180,7 +185,8 @@ THINKS = {
     "granite3": ("<think>", "</think>"),
     "command": ("<|START_THINKING|>", "<|END_THINKING|>"),
     **dict.fromkeys(
-        ("phi4", "olmo3", "deepseek", "deepseek31", "kimi_k2", "minimax_m1"), ("<think>\n", "\n</think>\n\n")
+        ("phi4", "nemotron2", "olmo3", "deepseek", "deepseek31", "kimi_k2", "minimax_m1"),
+        ("<think>\n", "\n</think>\n\n"),
     ),
 }
 

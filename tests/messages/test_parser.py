@@ -396,7 +396,7 @@ def test_what_models_leave_out_between_calls_is_not_needed(name, text):
     assert all(call.error is None for call in message.tool_calls)
 
 
-@pytest.mark.parametrize("writer", ["phi4", "olmo3", "deepseek", "deepseek31", "kimi_k2", "minimax_m1"])
+@pytest.mark.parametrize("writer", ["phi4", "nemotron2", "olmo3", "deepseek", "deepseek31", "kimi_k2", "minimax_m1"])
 def test_damage_between_calls_loses_no_text(writer):
     region = format_of(writer).calls_region
     opening, closing = region.open.texts[0], region.close.texts[0]
@@ -426,6 +426,7 @@ def test_damage_between_calls_loses_no_text(writer):
             "granite3",
         ),
         ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "phi4"),
+        ("{{- '<TOOLCALL>[' -}}<SPECIAL_11>Assistant", "nemotron2"),
         ("{{ '<function_calls>' + message['function_calls'] + '</function_calls>' }}", "olmo3"),
         ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] }}<think>{{ '\n' + '```json' }}", "deepseek"),
         ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['function']['name'] }}</think>", "deepseek31"),

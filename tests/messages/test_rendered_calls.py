@@ -14,7 +14,7 @@ from messages.render_calls import CALLS, TOOLS, conversation
 from messages.rig import in_pieces
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "rendered_calls.json").read_text())["cases"]
-ENDS = re.compile(r"<\|im_end\|>|<｜end▁of▁sentence｜>|\[e~\[|<end_of_sentence>|<\|end\|>")
+ENDS = re.compile(r"<\|im_end\|>|<｜end▁of▁sentence｜>|\[e~\[|<end_of_sentence>|<\|end\|>|<SPECIAL_12>")
 EVERY = range(2000)
 EACH = pytest.mark.parametrize("name", CASES)
 
@@ -38,14 +38,13 @@ def test_calls_of_a_conversation_are_read_back(name):
         assert contents == ["Well."] * CASES[name]["text"].count("Well.")
 
 
-@EACH
+@pytest.mark.parametrize("name", [name for name in CASES if name != "llama-cpp-Phi-4-mini-instruct"])
 def test_the_grammar_allows_what_a_template_writes(name):
+    """Phi-4-mini writes its calls as a list, as its vendor says; the template of llama.cpp does not."""
     grammars = pytest.importorskip("messages.test_call_grammar")
     format, answers = answers_of(name)
     (text, *_) = [text.strip() for _, text in answers if "weather" in text]
     calls = text[text.index(format.calls_region.open.texts[0]) :]
-    if name == "llama-cpp-Phi-4-mini-instruct":
-        pytest.skip("the model writes its calls as a list; this template of others does not")
     assert grammars.accepts(grammars.call_grammar(format, TOOLS, "auto"), text)
     assert grammars.accepts(grammars.call_grammar(format, TOOLS), calls)
 
@@ -92,7 +91,13 @@ def test_tools_of_phi_are_in_the_message_of_the_system():
     functions = json.dumps([tool["function"] for tool in TOOLS])
     told = phi4_messages(conversation("Well."), TOOLS)
     assert told[0] == {"role": "system", "content": "You are a helpful assistant with some tools.", "tools": functions}
-    assert [message["role"] for message in told[1:]] == ["user", "assistant", *["tool_response"] * 2, "assistant"]
+    assert [message["role"] for message in told[1:]] == [
+        "user",
+        "assistant",
+        *["tool_response"] * 2,
+        "assistant",
+        "user",
+    ]
     assert all("tool_calls" not in message for message in told)
     own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     assert phi4_messages(own, TOOLS) == [{**own[0], "tools": functions}, own[1]]

@@ -306,6 +306,13 @@ FORMATS = {
             told=phi4_messages,
         ),
         ResponseFormat(
+            name="nemotron2",
+            anchor=Literals(["<SPECIAL_11>Assistant\n"]),
+            regions=(_THINK, _between("calls", "<TOOLCALL>", "</TOOLCALL>", calls=JsonCalls(listed=True))),
+            bare=_BARE,
+            signs=("<TOOLCALL>", "<SPECIAL_11>"),
+        ),
+        ResponseFormat(
             name="olmo3",
             anchor=_CHATML,
             regions=(
