@@ -372,8 +372,19 @@ def test_a_template_may_take_the_tools_from_the_message_of_the_system():
     answer = '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]<|/tool_call|>'
     message = asked.reader().read(outputs_of(asked, answer)[1]).outputs[0].message
     assert [(call.name, call.arguments) for call in message.tool_calls] == [("f", '{"a": 1}')]
-    told = tokenizer_with("{# <｜tool▁calls▁begin｜> tools #}{% for m in messages %}{{ m.content }}{% endfor %}")
-    assert "<tool_call>" in chat({"tools": TOOLS}, tokenizer=told).text  # the template shows no tools
+
+
+def test_a_template_that_names_tools_but_does_not_read_them_has_them_in_words():
+    silent = "%s{# tools #}{%% for m in messages %%}{{ m.content }}{%% endfor %%}"
+    for mark, name, call in (
+        ("{# <tool_call> #}", "hermes", "<tool_call>\n{"),
+        ("{# <｜tool▁calls▁begin｜> ```json #}", "deepseek", "<tool_call>\n{"),
+        ("{# <｜tool▁calls▁begin｜> #}", "deepseek31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>the name"),
+    ):
+        asked = chat({"tools": TOOLS}, tokenizer=tokenizer_with(silent % mark))
+        assert (asked.format.name, asked.format.is_generic) == (name, name != "deepseek31")
+        assert json.dumps(TOOLS[0]["function"]) in asked.text
+        assert call in asked.text
 
 
 def test_a_template_that_refuses_the_system_has_the_tools_in_the_users_message():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foreword.messages import FORMATS, parse_message
-from foreword.messages.generic import phi4_messages
+from foreword.messages.generic import deepseek31_messages, phi4_messages
 from foreword.models.chat import ChatTemplate
 from foreword.models.chat_messages import with_ids
 from messages.render_calls import CALLS, TOOLS, conversation
@@ -102,6 +102,19 @@ def test_tools_of_phi_are_in_the_message_of_the_system():
     own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     assert phi4_messages(own, TOOLS) == [{**own[0], "tools": functions}, own[1]]
     assert phi4_messages(own, []) == own
+
+
+def test_tools_of_deepseek_are_in_words_with_its_marks():
+    messages = conversation("Well.")
+    first, *others = deepseek31_messages(messages, TOOLS)
+    assert others == messages
+    assert first["role"] == "system"
+    assert all(json.dumps(tool["function"]) in first["content"] for tool in TOOLS)
+    (example,) = re.findall("<｜tool▁calls▁begin｜>.*<｜tool▁calls▁end｜>", first["content"])
+    example = example.replace("the name of the tool", "f")
+    (call,) = parse_message(example, FORMATS["deepseek31"]).tool_calls
+    assert (call.name, call.arguments, call.error) == ("f", '{"the name of a parameter": "its value"}', None)
+    assert deepseek31_messages(messages, []) == messages
 
 
 @pytest.mark.parametrize("shown", ["call.arguments + '!'", "call['arguments'] | tojson + '!'"])

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from foreword.errors import ConfigError
 from foreword.messages.calls import CallSink, CallsReader, JsonCalls, NamedCalls
-from foreword.messages.generic import CALL, CALL_END, Told, in_words, phi4_messages
+from foreword.messages.generic import CALL, CALL_END, Told, deepseek31_messages, in_words, phi4_messages
 from foreword.messages.markers import Literals, Marker
 from foreword.messages.notation import PYTHON, Notation, Quotes
 from foreword.messages.tagged_calls import TaggedCalls
@@ -362,6 +362,7 @@ FORMATS = {
             ),
             bare=_BARE,
             signs=("<｜tool▁calls▁begin｜>",),
+            told=deepseek31_messages,
         ),
         ResponseFormat(
             name="kimi_k2",

@@ -22,17 +22,25 @@ class Told(Protocol):
     ) -> list[Message]: ...
 
 
-def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return a text for the model that describes the tools and the notation of calls."""
+_CALLS = f"""{CALL}
+{{"name": "the name of the tool", "arguments": {{"the name of a parameter": "its value"}}}}
+{CALL_END}
+You may write several calls, one after the other. Their results come back between {_RESULT} and {_RESULT_END}."""
+_DEEPSEEK_CALLS = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>the name of the tool<｜tool▁sep｜>"
+    '{"the name of a parameter": "its value"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>\n'
+    "You may write several calls between the outer marks, one after the other."
+)
+
+
+def instructions(tools: Sequence[Mapping[str, Any]], calls: str = _CALLS) -> str:
+    """Return a text for the model that describes the tools and the notation of calls. calls: the notation."""
     described = "\n".join(map(_json, map(_function, tools)))
-    form = '{"name": "the name of the tool", "arguments": {"the name of a parameter": "its value"}}'
     return (
         "You can call tools. Each line describes one, with a JSON schema of its parameters:\n"
         f"{described}\n\n"
         "If a tool helps to answer, call it: write the name and the arguments between marks, and nothing else:\n"
-        f"{CALL}\n{form}\n{CALL_END}\n"
-        f"You may write several calls, one after the other. Their results come back between {_RESULT} and"
-        f" {_RESULT_END}. Otherwise answer in words."
+        f"{calls} Otherwise answer in words."
     )
 
 
@@ -63,6 +71,13 @@ def in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *,
             found.append({**kept, "role": role, "content": content})
         is_open = is_result
     return _described(found, instructions(tools), takes_system) if tools else found
+
+
+def deepseek31_messages(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, takes_system: bool = True
+) -> list[Message]:
+    """Describe the tools to DeepSeek V3.1 in words. Its chat template shows calls and results."""
+    return _described([*messages], instructions(tools, _DEEPSEEK_CALLS), takes_system) if tools else [*messages]
 
 
 def phi4_messages(
