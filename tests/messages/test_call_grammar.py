@@ -1,6 +1,7 @@
 """Grammars of calls: they allow what models write, and whatever they allow is read back as calls of the tools."""
 
 import json
+import re
 from random import Random
 
 import jsonschema
@@ -205,6 +206,17 @@ def test_special_tokens_are_written_as_tokens():
     assert '<[48]> "call:"' in grammar
     assert "<[52]> STRING_TEXT0 <[52]>" in grammar
     assert '"<|tool_call>' not in grammar
+
+
+@pytest.mark.parametrize("writer", ["phi4", "deepseek", "deepseek31", "kimi_k2"])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_marks_of_calls_may_be_special_tokens(writer, choice):
+    parts = re.split(r"(<[|｜][^<>]*[|｜]>)", WRITERS[writer](CALLS))
+    ids = {mark: 240 + i for i, mark in enumerate(dict.fromkeys(parts[1::2]))}  # no text has these bytes
+    matcher = llguidance.LLMatcher(TOKENIZER, call_grammar(format_of(writer), TOOLS, choice, special_token_ids=ids))
+    tokens = [token for part in parts for token in ([ids[part]] if part in ids else part.encode())]
+    assert matcher.try_consume_tokens(tokens) == len(tokens)
+    assert matcher.is_accepting()
 
 
 def test_schemas_keep_their_own_references():
