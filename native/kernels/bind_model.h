@@ -171,6 +171,11 @@ class CpuModel {
     } else if (d.contains("mlp")) {
       layer.mlp = std::make_unique<Mlp>(mlp(d, "mlp"));
       if (d.contains("gate_cutoff")) cut(*layer.mlp, number(d, "gate_cutoff"));
+      layer.mlp->inner_norm = optional_vector(d, "inner_mlp_norm", layer.mlp->down.cols);
+      layer.mlp->xielu = optional_vector(d, "xielu", 4);
+      if (layer.mlp->xielu && !layer.mlp->gate.parts.empty()) {
+        throw std::invalid_argument("xielu: such an MLP has no gate");
+      }
     }
     if (!d.contains("group")) {  // it keeps nothing of a token
       if (!layer.moe && !layer.mlp) throw std::invalid_argument("a layer has a group, mlp or moe");
@@ -570,6 +575,7 @@ class CpuModel {
     layer.k_bias = optional_vector(d, "k_bias", kv_heads);
     layer.v_bias = optional_vector(d, "v_bias", kv_heads);
     layer.o_bias = optional_vector(d, "o_bias", hidden);
+    layer.inner_norm = optional_vector(d, "inner_attn_norm", heads);
     if (c.joint_qk_norm && (!layer.q_norm || (layer.writes && !layer.k_norm))) {
       throw std::invalid_argument("joint_qk_norm needs q_norm and k_norm");
     }

@@ -55,6 +55,9 @@ struct Isa {
   // gate sigmoid(alpha gate) (up + 1), with gate = min(g, limit) and up = u within ±limit
   void (*clamped_gate_mul)(float alpha, float limit, const float *g, const float *u, size_t size, float *out);
   void (*activate)(Gate gate, size_t size, float *x);  // x = gate(x)
+  // x = positive x² + beta x above 0, else negative (exp(min(x, eps)) − 1 − x) + beta x; numbers: {positive, negative,
+  // beta, eps}
+  void (*xielu)(const float *numbers, size_t size, float *x);
   void (*add_row)(const float *x, size_t size, float *out);
   void (*add_scaled)(float scale, const float *x, size_t size, float *out);  // out += scale x
   float (*dot)(const float *a, const float *b, int size);  // Σ a b; Σ a if b is null

@@ -63,6 +63,8 @@ struct Mlp {
   Linear both;         // gate and up, if the gate has a cutoff, which is known of whole rows alone
   float cutoff = 0.f;  // the gate is act(max(g − mean − cutoff · deviation, 0))
   Vector gate_bias = nullptr, up_bias = nullptr, down_bias = nullptr;
+  Vector inner_norm = nullptr;  // RMSNorm of the input of `down`
+  Vector xielu = nullptr;       // the numbers of the activation xIELU, in place of that of the model; see Isa
 
   const Linear &first() const { return gate.parts.empty() ? up : gate; }
 };
@@ -144,6 +146,7 @@ struct Layer {
   Vector v_norm = nullptr;                    // for a head
   float qk_eps = 0.f;                         // that of q_norm and k_norm
   Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr, o_bias = nullptr;
+  Vector inner_norm = nullptr;                // RMSNorm of the input of `o`, of attention
   Vector q_scales = nullptr, k_scales = nullptr;  // for all heads, after the rotary embedding
   Vector sinks = nullptr;  // for all heads
   Linear qkv, o;  // in a recurrent layer: all projections of its input, and the output projection
@@ -218,6 +221,7 @@ struct ModelConfig {
   float gate_scale = 1.f, logit_scale = 1.f;  // gate_scale: of the input of `activation` in a gated MLP
   bool joint_qk_norm = false, layer_norm = false;
   bool head_gates = false;  // a gate of attention is one number per head
+  bool rounds_inputs = false;  // inputs of the products of layers are rounded to 8 bits, with a scale per token
   float gate_alpha = 0.f, gate_limit = 0.f;  // for a clamped gate in place of `activation`; limit 0: none
   LatentConfig latent = {};
 };

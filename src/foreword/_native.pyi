@@ -290,6 +290,7 @@ class CpuModel:
         joint_qk_norm: bool = False,
         layer_norm: bool = False,
         head_gates: bool = False,
+        rounds_inputs: bool = False,
         gate_alpha: float = 0.0,
         gate_limit: float = 0.0,
         latent: dict[str, int] = {},

@@ -44,6 +44,7 @@ DECODERS = {
             LayerSpec(rope(16), 6, chunked=True), LayerSpec(rope(16), query_growth=QueryGrowth(4, 0.7, offset=0)),
         ),
     ),
+    "norms inside attention and MLP": tiny_spec(**SMALL, inner_norms=True, gated_mlp=False, xielu=True),
     "latent attention": tiny_spec(
         **{**SMALL, "num_kv_heads": 1}, head_dim=28, mla=MlaSpec(24, 20, 12, 8, 18), layers=(LayerSpec(rope(8)),) * 2
     ),

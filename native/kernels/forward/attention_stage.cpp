@@ -101,7 +101,7 @@ void AttentionStage::run(int thread, int layer_index) {
   const FloatRows &out = rows_[size_t(layer.heads)].out();
   const FloatRows &values = layer.latent ? latent_.expand(thread, layer, out) : out;
   const Linear *next = layer.mlp ? &layer.mlp->first() : nullptr;
-  ctx_.add_product(thread, layer.o, o_input_, values, layer.o_bias, layer.post_attn_norm, next);
+  ctx_.add_product(thread, layer.o, o_input_, values, layer.o_bias, layer.post_attn_norm, next, layer.inner_norm);
   ctx_.clock.finish(thread, Stage::o);
 }
 

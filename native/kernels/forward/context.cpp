@@ -1,5 +1,8 @@
 #include "kernels/forward/context.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace foreword::kernels {
 namespace {
 
@@ -18,8 +21,10 @@ PassContext::PassContext(Model &m)
       branch(m.config.hidden_size),
       products(m),
       lora_(m),
-      norm_out_(size_t(m.pool.size())) {
+      norm_out_(size_t(m.pool.size())),
+      inner_out_(norm_out_.size()) {
   for (Buffer<float> &out : norm_out_) out.reserve(size_t(x.stride()));
+  for (Buffer<float> &out : inner_out_) out.reserve(size_t(padded_row(m.widest_input())));
   model.per_layer.in.add_kinds(kinds_);
   model.streams.into.add_kinds(kinds_);
   for (const Linear &out : model.streams.out) out.add_kinds(kinds_);
@@ -52,17 +57,42 @@ void PassContext::reserve() {
 }
 
 ActivationSet PassContext::norm_rows(int thread, const Norm &norm, Share tokens) {
-  return products.prepare(thread, normed, model.config.hidden_size, tokens.end - tokens.begin,
-                          [&](int r) { return norm_row(thread, x.row(tokens.begin + r), norm); });
+  return products.prepare(thread, normed, model.config.hidden_size, tokens.end - tokens.begin, [&](int r) {
+    const float *row = norm_row(thread, x.row(tokens.begin + r), norm);
+    if (model.config.rounds_inputs && norm) round_row(norm_out_[size_t(thread)].data(), model.config.hidden_size);
+    return row;
+  });
+}
+
+const float *PassContext::inner_row(int thread, const float *row, Vector norm, int size) const {
+  if (!norm && !model.config.rounds_inputs) return row;
+  float *out = inner_out_[size_t(thread)].data();
+  if (norm) {
+    isa.rms_norm(row, norm, size, model.config.norm_eps, out);
+  } else {
+    std::copy_n(row, size, out);
+  }
+  std::fill(out + size, out + padded_row(size), 0.f);  // inputs of a product are prepared in whole blocks
+  if (model.config.rounds_inputs) round_row(out, size);
+  return out;
+}
+
+void PassContext::round_row(float *x, int size) {
+  constexpr float kWhole = 12582912.f;  // the floats from here on are the integers
+  float top = 1e-5f;
+  for (int i = 0; i < size; ++i) top = std::max(top, std::abs(x[i]));
+  const float scale = 127.f / top;
+  for (int i = 0; i < size; ++i) x[i] = (x[i] * scale + kWhole - kWhole) / scale;
 }
 
 void PassContext::add_product(int thread, const Linear &l, const ProductInput &input, const FloatRows &a, Vector bias,
-                              const Norm &norm, const Linear *next) {
+                              const Norm &norm, const Linear *next, Vector inner_norm) {
   for (int i = 0, parts = num_parts(); i < parts; ++i) {
     const Share tokens = part(i, parts);
     if (i > 0) pool.barrier();  // the part before was multiplied
-    const ActivationSet set = products.prepare(thread, input, l.cols, tokens.end - tokens.begin,
-                                               [&](int r) { return a.row(tokens.begin + r); });
+    const ActivationSet set = products.prepare(thread, input, l.cols, tokens.end - tokens.begin, [&](int r) {
+      return inner_row(thread, a.row(tokens.begin + r), inner_norm, l.cols);
+    });
     multiply(thread, l, set, tokens, norm, i + 1 < parts ? &l : next);
   }
   finish_product(thread, bias, norm);

@@ -67,6 +67,10 @@ class PassContext {
     return out;
   }
 
+  // The input of the last product of attention or an MLP, RMSNorm of `size` numbers of `row` and rounded, in memory of
+  // this thread, valid until the next call; `row` itself if the model has neither.
+  const float *inner_row(int thread, const float *row, Vector norm, int size) const;
+
   // `kinds`, and the kinds of input that the adapters of the step take.
   KindSet with_loras(KindSet kinds) const {
     lora_.add_kinds(kinds);
@@ -80,10 +84,10 @@ class PassContext {
     return &lora_;
   }
 
-  // x += scale norm(a Wᵀ + bias), with or without a norm and a bias. `input`: memory for prepared rows of `a`. Ends
-  // with a barrier.
+  // x += scale norm(a Wᵀ + bias), with or without a norm and a bias. `input`: memory for prepared rows of `a`.
+  // `inner_norm`: of these rows. Ends with a barrier.
   void add_product(int thread, const Linear &l, const ProductInput &input, const FloatRows &a, Vector bias,
-                   const Norm &norm, const Linear *next);
+                   const Norm &norm, const Linear *next, Vector inner_norm = nullptr);
   // Compute a product in two parts: first for the tokens `rows`, the first rows of `a`; then, once for all, the rest.
   void multiply(int thread, const Linear &l, const ActivationSet &a, Share rows, const Norm &norm, const Linear *next);
   void finish_product(int thread, Vector bias, const Norm &norm);
@@ -109,13 +113,15 @@ class PassContext {
  private:
   static constexpr int kPartTokens = 512;
 
+  // Rounds a row of `size` numbers to 8 bits: x becomes round(x s) / s, with s = 127 / max(|x|), at least 1e-5.
+  static void round_row(float *x, int size);
   // Adds `bias` to this thread's rows.
   void add_bias(int thread, Vector bias, FloatRows &rows) const;
 
   LoraStep lora_;
   KindSet kinds_{};  // the kinds of `normed`
   bool has_branch_ = false;
-  std::vector<Buffer<float>> norm_out_;  // [num_threads]
+  std::vector<Buffer<float>> norm_out_, inner_out_;  // [num_threads]
 };
 
 }  // namespace foreword::kernels

@@ -34,8 +34,9 @@ ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet 
   }
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::gate_up);
-  return ctx_.products.prepare(thread, down_, mlp.down.cols, count,
-                               [&](int r) { return hidden_.data() + r * stride; });
+  return ctx_.products.prepare(thread, down_, mlp.down.cols, count, [&](int r) {
+    return ctx_.inner_row(thread, hidden_.data() + r * stride, mlp.inner_norm, mlp.down.cols);
+  });
 }
 
 // The hidden numbers of `count` rows, from gate and up side by side, where the gate was.

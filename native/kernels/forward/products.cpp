@@ -148,7 +148,11 @@ void Products::gate(int thread, const MlpRows &own, const ActivationSet &a, cons
       for (size_t i = 0; gate_scale_ != 1.f && i < stride; ++i) gate[i] *= gate_scale_;
       isa_.gate_mul(activation_, gate, x, stride, to);
     } else {
-      isa_.activate(activation_, stride, x);
+      if (mlp.xielu) {
+        isa_.xielu(mlp.xielu, stride, x);
+      } else {
+        isa_.activate(activation_, stride, x);
+      }
       std::copy_n(x, stride, to);
     }
   }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from foreword.arrays import F32
+from foreword.models.spec import XIELU
 from foreword.models.weights import Weights
 
 
@@ -89,6 +90,26 @@ def relu(x: F32) -> F32:
 def relu2(x: F32) -> F32:
     """Return max(x, 0)²."""
     return np.square(relu(x))
+
+
+def xielu_numbers(weight: Callable[[str], F32], prefix: str) -> F32:
+    """Return the factors above and below 0 of a layer's xIELU (`foreword.models.spec`), its beta and its eps."""
+    alpha_p, alpha_n, beta, eps = (weight(prefix + name)[0] for name in XIELU)
+    return np.array([np.logaddexp(0, alpha_p), beta + np.logaddexp(0, alpha_n), beta, eps], np.float32)
+
+
+def xielu(x: F32, numbers: F32) -> F32:
+    """Return xIELU with the numbers of `xielu_numbers`."""
+    above, below, beta, eps = numbers
+    out: F32 = np.where(x > 0, above * x * x, below * (np.expm1(np.minimum(x, eps)) - x)) + beta * x
+    return out
+
+
+def rounded(x: F32) -> F32:
+    """Return x of each token in 8 bits: round(s x) / s with s = 127 / max(|x|), and at least 1e-5 as the maximum."""
+    scale = np.float32(127) / np.maximum(np.abs(x).max(-1, keepdims=True), np.float32(1e-5))
+    out: F32 = np.rint(x * scale) / scale
+    return out
 
 
 def identity(x: F32) -> F32:

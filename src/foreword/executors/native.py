@@ -17,6 +17,7 @@ from foreword.arrays import F32, I64, AnyArray
 from foreword.batch import InputBatch, InputBuffers, lora_mapping
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
+from foreword.executors.functions import xielu_numbers
 from foreword.executors.host import TransferPagedExecutor
 from foreword.executors.inputs import check_whole, last_seen
 from foreword.executors.key_scales import key_scales
@@ -49,8 +50,8 @@ def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bo
     """Return how a matrix stored as ``quant`` is packed (native/kernels/formats.h).
 
     auto: as the file holds it, MXFP4 too; 5 and 6 bit are kept, exactly, in 8. q4: the same, and floats become 4 bit
-    with a scale and a minimum per block of 32, or 8 bit where ``keep_precise`` (the output projection). A format that
-    is not read directly (2 and 3 bit) becomes 8 bit with a scale per block.
+    with a scale and a minimum per block of 32, or 8 bit where ``keep_precise`` (the output projection). Ternary weights
+    are kept, exactly, in 4 bit. A format that is not read directly (2 and 3 bit) becomes 8 bit with a scale per block.
     """
     match weight_format:
         case "fp32":
@@ -264,6 +265,7 @@ class NativeExecutor(TransferPagedExecutor):
                 gate_limit=spec.clamped_gate.limit if spec.clamped_gate else 0.0,
                 layer_norm=spec.layer_norm,
                 head_gates=spec.head_gates,
+                rounds_inputs=spec.rounds_inputs,
                 latent=_latent_sizes(spec),
                 latent_eps=spec.mla.norm_eps if spec.mla else 0.0,
                 num_groups=self.num_groups,
@@ -430,6 +432,10 @@ class _Packer:
             if layer.moe is None:
                 packed["mlp"] = self._mlp(prefix)
                 packed |= {} if layer.gate_cutoff is None else {"gate_cutoff": layer.gate_cutoff}
+                vectors += ["inner_mlp_norm"] if self.spec.inner_norms else []
+                if self.spec.xielu:
+                    numbers = partial(xielu_numbers, lambda name: self.weights[name].dequantize(), prefix)
+                    packed["xielu"] = self.parts.vector(prefix + "xielu", numbers)
             else:
                 packed["moe"] = self._moe(prefix, layer.moe)
         if self.spec.per_layer is not None:
@@ -489,6 +495,7 @@ class _Packer:
             *([f"{name}_norm" for name in own[:2]] if spec.qk_norm else []),
             *(["o_bias"] if spec.o_bias else []),
             *(["sinks"] if spec.attn_sinks else []),
+            *(["inner_attn_norm"] if spec.inner_norms else []),
         ]
 
     def _qk_scales(self, prefix: str) -> F32:

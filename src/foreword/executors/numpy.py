@@ -15,7 +15,18 @@ import numpy.typing as npt
 from foreword.arrays import F32, I32, I64, U8, Bools
 from foreword.batch import InputBatch, visible
 from foreword.executors.executor import Capability
-from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, layer_norm, rms_norm, sigmoid, softmax
+from foreword.executors.functions import (
+    ACTIVATIONS,
+    FloatWeights,
+    cap,
+    layer_norm,
+    rms_norm,
+    rounded,
+    sigmoid,
+    softmax,
+    xielu,
+    xielu_numbers,
+)
 from foreword.executors.host import TransferPagedExecutor
 from foreword.executors.inputs import check_whole, last_seen, step_adapters
 from foreword.executors.numpy_recurrent import StateRun, recurrent_layer, state_runs
@@ -222,7 +233,7 @@ class NumpyExecutor(TransferPagedExecutor):
             before = x
             if layer.has_mixer:
                 if not layer.beside:
-                    h = self.norm(x, p + "attn_norm") if spec.pre_norms else x
+                    h = self.input(x, p + "attn_norm")
                 if layer.recurrent is None and spec.mla is not None:
                     a = self.latent_attention(h, p, layer, spec.mla, *self.places[i], step)
                 elif layer.recurrent is None:
@@ -236,7 +247,7 @@ class NumpyExecutor(TransferPagedExecutor):
             if layer.has_mlp:
                 if spec.parallel_norm or not spec.parallel_mlp:
                     x_mlp = before if spec.parallel_norm else x
-                    h = self.norm(x_mlp, p + "mlp_norm") if spec.pre_norms else x_mlp
+                    h = self.input(x_mlp, p + "mlp_norm")
                 if layer.moe is None:
                     m = self.mlp(h, p, step.loras, layer.gate_cutoff)
                 else:
@@ -337,7 +348,8 @@ class NumpyExecutor(TransferPagedExecutor):
         if spec.attn_gate:
             gate = self.biased(h, p + "attn_gate", loras, has_bias=spec.qkv_bias)
             a = a * sigmoid(gate).reshape(len(h), spec.num_heads, -1)
-        return self.biased(a.reshape(len(h), -1), p + "o", loras, has_bias=spec.o_bias)
+        a = self.last_input(a.reshape(len(h), -1), p + "inner_attn_norm")
+        return self.biased(a, p + "o", loras, has_bias=spec.o_bias)
 
     def latent_attention(
         self, h: F32, p: str, layer: LayerSpec, mla: MlaSpec, group: int, slot: int, step: NumpyStep
@@ -367,6 +379,16 @@ class NumpyExecutor(TransferPagedExecutor):
         """Apply the norm of queries or keys [T, heads, head_dim]: to each head, or to all heads together."""
         flat = x.reshape(len(x), -1) if self.spec.joint_qk_norm else x
         return (rms_norm(flat, self.spec.norm_eps) * self.weight(name)).reshape(x.shape)
+
+    def input(self, x: F32, norm: str) -> F32:
+        """Return the input of attention or an MLP: with a norm before it, and rounded, if the model has these."""
+        h = self.norm(x, norm) if self.spec.pre_norms else x
+        return rounded(h) if self.spec.rounds_inputs else h
+
+    def last_input(self, x: F32, norm: str) -> F32:
+        """Return the input of the last product of attention or an MLP: as `input`, with an inner norm."""
+        h = rms_norm(x, self.spec.norm_eps) * self.weight(norm) if self.spec.inner_norms else x
+        return rounded(h) if self.spec.rounds_inputs else h
 
     def recurrent(self, h: F32, p: str, spec: RecurrentSpec, slot: int, runs: Sequence[StateRun]) -> F32:
         """Run a recurrent layer on its normed input h. Return [T, hidden]."""
@@ -438,9 +460,11 @@ class NumpyExecutor(TransferPagedExecutor):
             gate = part(h, "gate")
             least = gate.mean(-1, keepdims=True) + np.float32(cutoff) * gate.std(-1, keepdims=True)
             inner = act(np.maximum(gate - least, np.float32(0))) * up
+        elif self.spec.gated_mlp:
+            inner = act(np.float32(self.spec.gate_scale) * part(h, "gate")) * up
         else:
-            inner = act(np.float32(self.spec.gate_scale) * part(h, "gate")) * up if self.spec.gated_mlp else act(up)
-        return part(inner, "down")
+            inner = xielu(up, xielu_numbers(self.weight, prefix)) if self.spec.xielu else act(up)
+        return part(self.last_input(inner, prefix + "inner_mlp_norm"), "down")
 
     def experts(self, x: F32, h: F32, prefix: str, moe: MoeSpec) -> F32:
         """Run each token through its chosen experts, weighted by the router, and through the shared expert if there is

@@ -17,10 +17,12 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
                                                                               attn_sinks: below
     a = a sigmoid(h Wattn_gate + bg)                                          if attn_gate; bg if qkv_bias; one number
                                                                               per head if head_gates
+    a = unit(a) inner_attn_norm                                               if inner_norms; over all heads
     a = a Wo + bo;   a = norm(a, post_attn_norm) if post_norms;   x += residual_scale mixer_scale a    bo if o_bias
     h = norm(x, mlp_norm), or if parallel_mlp the h of attention, or its u
-                            m = (act(gate_scale h Wgate) * (h Wup)) Wdown     or the mixture of experts
-                            m = act(h Wup + bup) Wdown + bdown                unless gated_mlp
+                            n = act(gate_scale h Wgate) * (h Wup);  m = n Wdown    or the mixture of experts
+                            n = act(h Wup + bup);  m = n Wdown + bdown        unless gated_mlp
+                            n = unit(n) inner_mlp_norm                        if inner_norms
                             biases of Wgate, Wup and Wdown if mlp_bias; another gate: ClampedGate, gate_cutoff
     m = norm(m, post_mlp_norm) if post_norms;   x += residual_scale mlp_scale m
     x += norm((act(x Wper_layer_gate) * p) Wper_layer_out, post_per_layer_norm)   if per_layer, with p: PerLayerSpec
@@ -28,8 +30,14 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     the lines of `StreamsSpec` beside these                                   if streams
     logits = cap(norm(x, final_norm) Whead * logit_scale + bhead, final_softcap)     bhead if logits_bias
 
+with rounds_inputs, each h, and a before Wo and n before Wdown, is ``rounded(x) = round(s x) / s``, to even numbers,
+with s = 127 / max(|x|, 1e-5) of the token.
+
 with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w``, ``unit(x) = norm(x, 1)`` and ``cap(x, c) = c * tanh(x / c)``
 (identity for None). With layer_norm, norms of x are ``(x − mean(x)) / sqrt(mean((x − mean(x))²) + norm_eps) * w + b``.
+With xielu, the numbers alpha_p, alpha_n, beta and eps of each layer replace act of an MLP without a gate: with
+``soft(a) = ln(1 + exp(a))``, act(x) = soft(alpha_p) x² + beta x for x > 0, else (beta + soft(alpha_n)) (exp(min(x,
+eps)) − 1 − x) + beta x.
 With attn_sinks, each head has a further score in its softmax, without a value: weights = exp(s) / (Σ exp(s) +
 exp(sink)).
 With mla, attention is over one compressed head, whose keys are its values, see `MlaSpec`.
@@ -51,6 +59,9 @@ Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
 """The activation of an MLP. gelu uses the error function, gelu_tanh its approximation by tanh; relu2 is max(x, 0)²."""
 Scoring = Literal["softmax", "sigmoid"]
 """The function by which a router turns its outputs into probabilities."""
+
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+"""The weights of xIELU in a layer, a number each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +270,8 @@ class DecoderSpec:
     num_positions: the rows of ``positions``; max_model_len is not above it. 0: there are none.
     num_features: a prompt embedding has a further vector for each of this many first layers. It is added to the
     residual stream after the layer.
+    inner_norms, rounds_inputs, xielu: only with a dense MLP in every layer, the first two only with attention of heads,
+    rounds_inputs only with pre_norms.
     has_logits: whether it has an output projection; classifiers have another head, see `PoolingSpec`.
     longer: the same model for requests of more than ``max_model_len`` tokens, if those use other rotary frequencies
     (longrope). An engine uses one of the two for all requests, so that cached keys stay consistent: see `for_length`.
@@ -291,6 +304,9 @@ class DecoderSpec:
     o_bias: bool = False
     gated_mlp: bool = True
     clamped_gate: ClampedGate | None = None
+    inner_norms: bool = False
+    rounds_inputs: bool = False
+    xielu: bool = False
     gate_scale: float = 1.0
     mlp_bias: bool = False
     pre_norms: bool = True
@@ -503,6 +519,8 @@ def _attention(spec: DecoderSpec, p: str, layer: LayerSpec) -> Iterator[tuple[st
             yield p + "attn_gate_bias", (gates,)
     if spec.attn_sinks:
         yield p + "sinks", (spec.num_heads,)
+    if spec.inner_norms:
+        yield p + "inner_attn_norm", (q,)
     yield p + "o", (d, q)
     if spec.o_bias:
         yield p + "o_bias", (d,)
@@ -559,6 +577,10 @@ def _mlp(spec: DecoderSpec, p: str, inner: int, outer: int = 0) -> Iterator[tupl
     yield p + "up", (inner, outer)
     if spec.mlp_bias:
         yield p + "up_bias", (inner,)
+    if spec.xielu:
+        yield from ((p + name, (1,)) for name in XIELU)
+    if spec.inner_norms:
+        yield p + "inner_mlp_norm", (inner,)
     yield p + "down", (outer, inner)
     if spec.mlp_bias:
         yield p + "down_bias", (outer,)

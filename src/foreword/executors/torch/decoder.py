@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm
 
+from foreword.arrays import F32
+from foreword.executors.functions import xielu_numbers
 from foreword.executors.torch.activations import ACTIVATIONS
 from foreword.executors.torch.attention import AttentionCall
 from foreword.executors.torch.grouped import grouped
@@ -144,11 +146,12 @@ class Layer(Generic[StepType]):
         self.activation = ACTIVATIONS[spec.activation]
         self.streams = None if spec.streams is None else StreamUpdate(spec, spec.streams, prefix, load)
         self.scale = load(prefix + "layer_scale") if spec.layer_scales else None
+        self._input: Callable[[Tensor], Tensor] = rounded if spec.rounds_inputs else lambda h: h
         self._rest = compiled(Layer._after_mixer) if compile and layer.moe is None else Layer._after_mixer
 
     def __call__(self, x: Tensor, h: Tensor, step: StepType) -> tuple[Tensor, Tensor]:
         """Return the layer's output and the input of its mixer. h: that of the layer before."""
-        h = h if self.attn_norm is None else self.attn_norm(x)
+        h = h if self.attn_norm is None else self._input(self.attn_norm(x))
         a = None if self.mixer is None else self.mixer(h, step)
         return self._rest(self, x, h, a, step.loras), h
 
@@ -158,7 +161,7 @@ class Layer(Generic[StepType]):
         if a is not None:
             x = x + _scaled(self.post_attn_norm(a), self.mixer_scale)
         if self.mlp is not None:
-            h = h if self.mlp_norm is None else self.mlp_norm(before if self.is_parallel else x)
+            h = h if self.mlp_norm is None else self._input(self.mlp_norm(before if self.is_parallel else x))
             m = self.mlp(h, loras) if isinstance(self.mlp, Mlp) else self.mlp(x, h, loras)
             x = x + _scaled(self.post_mlp_norm(m), self.mlp_scale)
         return x
@@ -202,6 +205,24 @@ def cache_index(spec: DecoderSpec, index: int) -> int:
     return sum(layer.has_attention and layer.reads_layer is None for layer in before)
 
 
+def rounded(x: Tensor) -> Tensor:
+    """Return x of each token in 8 bits: see `foreword.executors.functions.rounded`."""
+    scale = 127 / x.float().abs().amax(-1, keepdim=True).clamp(min=1e-5)
+    return ((x.float() * scale).round() / scale).to(x.dtype)
+
+
+class LastInput:
+    """The input of the last product of attention or an MLP: with a norm, and rounded, if the model has these."""
+
+    def __init__(self, spec: DecoderSpec, norm: str, load: Loader) -> None:
+        self.eps, self.weight = spec.norm_eps, load(norm) if spec.inner_norms else None
+        self.is_rounded = spec.rounds_inputs
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x if self.weight is None else rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return rounded(x) if self.is_rounded else x
+
+
 class AttentionWeights:
     """The matrices and norms of one layer's attention.
 
@@ -232,12 +253,14 @@ class AttentionWeights:
             self.norms, self.qk_eps = (ones, ones), self.layer.unit_qk_eps
         self.query_scales = load(prefix + "q_norm") * load(prefix + "k_norm") if spec.qk_scales else None
         self.sinks = load.among_heads(prefix + "sinks") if spec.attn_sinks else None
+        self.last_input = LastInput(spec, prefix + "inner_attn_norm", load)
 
     def gated(self, a: Tensor, gate: Tensor) -> Tensor:
-        """Return attention's outputs [T, heads, head_dim] times their gates, if there are any, as [T, heads ·
-        head_dim].
+        """Return attention's outputs [T, heads, head_dim] times their gates, if there are any, as the input of the last
+        product [T, heads · head_dim].
         """
-        return (a * gate.sigmoid().unflatten(1, (a.shape[1], -1)) if self.spec.attn_gate else a).flatten(1)
+        gated = a * gate.sigmoid().unflatten(1, (a.shape[1], -1)) if self.spec.attn_gate else a
+        return self.last_input(gated.flatten(1))
 
 
 class PagedLayer(AttentionWeights):
@@ -362,13 +385,14 @@ class Mlp:
     """
 
     def __init__(self, prefix: str, spec: DecoderSpec, load: Loader, cutoff: float | None = None) -> None:
-        self.gate = Gate(spec, cutoff)
+        numbers = xielu_numbers(lambda name: load.weights[name].dequantize(), prefix) if spec.xielu else None
+        self.gate, self.last_input = Gate(spec, cutoff, numbers), LastInput(spec, prefix + "inner_mlp_norm", load)
         names, biases = ["gate", "up"] if spec.gated_mlp else ["up"], spec.mlp_bias
         self.inputs = load.linear(prefix, names, biases=names if biases else (), split="outputs")
         self.down = load.linear(prefix, ["down"], biases=["down"] if biases else (), split="inputs")
 
     def __call__(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
-        return self.down(self.gate(self.inputs(h, loras)), loras)
+        return self.down(self.last_input(self.gate(self.inputs(h, loras))), loras)
 
 
 class Experts:
@@ -476,15 +500,19 @@ def cap(x: Tensor, limit: float | None) -> Tensor:
 
 class Gate:
     """Computes from the first product of an MLP [N, gate and up] act(gate) * up, or what the spec has in its place;
-    without a gate act(up).
+    without a gate act(up). xielu: the numbers of `xielu_numbers`.
     """
 
-    def __init__(self, spec: DecoderSpec, cutoff: float | None = None) -> None:
-        self.cutoff = cutoff
+    def __init__(self, spec: DecoderSpec, cutoff: float | None = None, xielu: F32 | None = None) -> None:
+        self.cutoff, self.xielu = cutoff, None if xielu is None else xielu.tolist()
         self.activation, self.is_gated, self.clamp = ACTIVATIONS[spec.activation], spec.gated_mlp, spec.clamped_gate
         self.scale = spec.gate_scale
 
     def __call__(self, gate_up: Tensor) -> Tensor:
+        if self.xielu is not None:
+            above, below, beta, eps = self.xielu
+            curve = torch.expm1(gate_up.clamp(max=eps)) - gate_up
+            return torch.where(gate_up > 0, above * gate_up * gate_up, below * curve) + beta * gate_up
         if not self.is_gated:
             return self.activation(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)

@@ -189,11 +189,12 @@ class Shards:
                 f"tensor_parallel_size={size}: must divide the model's {spec.num_heads} heads and "
                 f"{' and '.join(map(str, of_keys))} key heads; use one of {', '.join(map(str, sizes))}"
             )
-        if self.all.size > 1 and any(layer.gate_cutoff is not None for layer in spec.layers):
-            raise ConfigError(
-                f"{self.all.size} processes: {spec.architecture} compares the gates of an MLP with the mean of all, "
-                "but a process has its own alone; use 1"
-            )
+        has_cutoff = any(layer.gate_cutoff is not None for layer in spec.layers)
+        if self.all.size > 1 and (has_cutoff or spec.inner_norms or spec.rounds_inputs):
+            what = "norms or rounds all numbers in an MLP together"
+            what = "compares the gates of an MLP with the mean of all" if has_cutoff else what
+            reason = f"{spec.architecture} {what}, but a process has its own alone"
+            raise ConfigError(f"{self.all.size} processes: {reason}; use 1")
         if size > 1 and spec.joint_qk_norm:
             raise ConfigError(
                 f"tensor_parallel_size={size}: {spec.architecture} norms the queries of all heads together, but a rank "
