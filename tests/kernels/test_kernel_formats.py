@@ -15,7 +15,7 @@ from foreword.models.weights import Tensor
 
 LEVELS = _native.isa_levels()
 BLOCKS = [Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q8_0, Quant.Q4_K, Quant.Q5_K, Quant.Q6_K,
-          Quant.MXFP4]  # fmt: skip
+          Quant.MXFP4, Quant.TQ1_0, Quant.TQ2_0]  # fmt: skip
 
 
 def tokens_of(spec):
@@ -82,7 +82,7 @@ def test_gguf_blocks_compute_what_they_dequantise_to(quant, isa):
     assert run(*blocks(quant), weight_format="fp32", isa=isa) < 1e-5
 
 
-@pytest.mark.parametrize("quant", [Quant.F16, Quant.BF16, Quant.Q8_0, Quant.Q6_K, Quant.Q2_K])
+@pytest.mark.parametrize("quant", [Quant.F16, Quant.BF16, Quant.Q8_0, Quant.Q6_K, Quant.Q2_K, Quant.TQ2_0])
 def test_tied_embedding_rows_are_read_from_the_file(quant):
     spec = tiny_spec(hidden_size=256, tie_embeddings=True, vocab_size=40, embedding_scale=3.0)
     weights = random_weights(spec)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from foreword.models.quants import Quant, dequantize, grid_of
+from foreword.models.quants import Quant, dequantize, grid_of, ternary_as_q4
 from foreword.models.weights import Tensor
 
 f32 = np.float32
@@ -97,14 +97,28 @@ def mxfp4(b: Block) -> Iterator[np.float32]:
         yield f32((-1) ** sign * [0, 0.5, 1, 1.5, 2, 3, 4, 6][number] * 2.0 ** (b[0] - 127))
 
 
+def tq1_0(b: Block) -> Iterator[np.float32]:
+    """Five digits of base 3 in a byte, four in the last ones: the byte is their number / 243, times 256, rounded up."""
+    for first, width, digits in ((0, 32, 5), (32, 16, 5), (48, 4, 4)):
+        for n in range(digits):
+            for byte in b[first : first + width]:
+                yield half(b, 52) * f32(byte * 3**n % 256 * 3 // 256 - 1)
+
+
+def tq2_0(b: Block) -> Iterator[np.float32]:
+    for i in range(256):
+        yield half(b, 64) * f32((b[i // 128 * 32 + i % 32] >> (2 * (i // 32 % 4)) & 3) - 1)
+
+
 LOOPS: dict[Quant, Callable[[Block], Iterator[np.float32]]] = {
     Quant.Q4_0: q4_0, Quant.Q4_1: q4_1, Quant.Q5_0: q5_0, Quant.Q5_1: q5_1, Quant.Q8_0: q8_0,
     Quant.Q2_K: q2_k, Quant.Q3_K: q3_k, Quant.Q4_K: q4_k, Quant.Q5_K: q5_k, Quant.Q6_K: q6_k,
-    Quant.MXFP4: mxfp4,
+    Quant.MXFP4: mxfp4, Quant.TQ1_0: tq1_0, Quant.TQ2_0: tq2_0,
 }  # fmt: skip
 HALVES = {
     Quant.Q4_0: (0,), Quant.Q4_1: (0, 2), Quant.Q5_0: (0,), Quant.Q5_1: (0, 2), Quant.Q8_0: (0,),
     Quant.Q2_K: (80, 82), Quant.Q3_K: (108,), Quant.Q4_K: (0, 2), Quant.Q5_K: (0, 2), Quant.Q6_K: (208,),
+    Quant.TQ1_0: (52,), Quant.TQ2_0: (64,),
 }  # fmt: skip
 
 
@@ -132,7 +146,7 @@ def test_blocks_decode_as_in_the_loop(quant):
 def test_weights_of_4_bits_lie_on_their_grid(quant):
     data = random_rows(quant, rows=3, blocks=4)
     grid = grid_of(data, quant)
-    if quant not in (Quant.Q4_0, Quant.Q4_1, Quant.Q4_K):
+    if quant not in (Quant.Q4_0, Quant.Q4_1, Quant.Q4_K, Quant.TQ1_0, Quant.TQ2_0):
         assert grid is None
         return
     step, least = (field.astype(np.float64)[..., None] for field in grid)
@@ -140,6 +154,13 @@ def test_weights_of_4_bits_lie_on_their_grid(quant):
     np.testing.assert_allclose(n, np.rint(n), atol=1e-3)
     assert np.rint(n).min() >= 0
     assert np.rint(n).max() <= 15
+
+
+@pytest.mark.parametrize("quant", [Quant.TQ1_0, Quant.TQ2_0], ids=lambda q: q.name)
+def test_ternary_weights_are_equal_in_4_bits(quant):
+    data = random_rows(quant, rows=3, blocks=4)
+    got = dequantize(ternary_as_q4(data, quant), Quant.Q4_0)
+    np.testing.assert_array_equal(got, dequantize(data, quant))
 
 
 def test_every_quantised_format_is_tested():

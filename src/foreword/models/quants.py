@@ -11,7 +11,7 @@ The K formats hold 256 weights in sub-blocks of 16 or 32, whose scales (and offs
     Q2_K  d s q − m o    Q4_K, Q5_K  d s q − m o    Q3_K  d s (q − 4)    Q6_K  d s (q − 32)
 
 MXFP4 has blocks of 32 with a scale 2^(e − 128) of one byte e; its weights are the scale times 0, 1, 2, 3, 4, 6, 8 or
-12, positive or negative.
+12, positive or negative. TQ1_0 and TQ2_0 have blocks of 256; their weights are d (q − 1), with q of 0, 1 and 2.
 
 Layouts are those of the GGUF file format; the docstring of each function below shows one.
 """
@@ -45,6 +45,8 @@ class Quant(Enum):
     Q4_K = (12, 256, 144)
     Q5_K = (13, 256, 176)
     Q6_K = (14, 256, 210)
+    TQ1_0 = (34, 256, 54)
+    TQ2_0 = (35, 256, 66)
     MXFP4 = (39, 32, 17)
 
     def __init__(self, ggml_type: int, block_size: int, block_bytes: int) -> None:
@@ -92,6 +94,9 @@ def grid_of(data: U8, quant: Quant) -> tuple[F32, F32] | None:
         case Quant.Q4_K:
             s, o = _scales_and_offsets(b[:, 4:16])
             step, least = _f16(b, 0) * s, -_f16(b, 2) * o
+        case Quant.TQ1_0 | Quant.TQ2_0:
+            step = _f16(b, -2).repeat(8, axis=1)
+            least = -step
         case _:
             return None
     return step.reshape(len(data), -1), least.reshape(len(data), -1)
@@ -103,6 +108,13 @@ def pack_q4(q: U8, scale: F32, offset: F32 | None = None) -> U8:
     """
     fields = [scale] if offset is None else [scale, offset]
     return np.concatenate([*(_as_f16(field) for field in fields), q[:, :16] | q[:, 16:] << np.uint8(4)], axis=1)
+
+
+def ternary_as_q4(data: U8, quant: Quant) -> U8:
+    """Return rows in TQ1_0 or TQ2_0, uint8 [rows, row_bytes], as rows in Q4_0 of equal weights."""
+    blocks = np.ascontiguousarray(data).reshape(-1, quant.block_bytes)
+    q = _ternary(blocks).reshape(-1, 32) + np.uint8(7)
+    return pack_q4(q, _f16(blocks, -2).repeat(8)).reshape(len(data), -1)
 
 
 def pack_q8(q: npt.NDArray[np.int8], scale: F32 | npt.NDArray[np.float16]) -> U8:
@@ -127,8 +139,8 @@ def _as_f16(field: F32 | npt.NDArray[np.float16]) -> U8:
 
 
 def _f16(blocks: U8, at: int) -> F32:
-    """Return the float16 at byte ``at`` of every block, as float32 [n, 1]."""
-    return blocks[:, at : at + 2].view("<f2").astype(np.float32)
+    """Return the float16 at byte ``at`` of every block, −2 for its end, as float32 [n, 1]."""
+    return blocks[:, at : at + 2 or None].view("<f2").astype(np.float32)
 
 
 def _halves(nibbles: U8) -> U8:
@@ -255,6 +267,26 @@ def _mxfp4(b: U8, out: F32) -> None:
     np.multiply(_FP4[_halves(b[:, None, 1:]).reshape(-1, 32)], scale, out=out)
 
 
+def _ternary(b: U8) -> U8:
+    """Return the integers 0, 1 and 2 of blocks in TQ1_0 or TQ2_0, uint8 [n, 256].
+
+    | bytes of integers | d |. TQ2_0 has two bits each: 2 × 32 bytes of four 2-bit planes. TQ1_0 has digits of base 3,
+    most significant first, of a byte as a fraction of 256: five planes of 32 bytes, five of 16, then four of 4.
+    """
+    if b.shape[1] == Quant.TQ2_0.block_bytes:
+        return _bits(b[:, :64].reshape(-1, 2, 32), 2).reshape(-1, 256)
+    parts = ((b[:, :32], 5), (b[:, 32:48], 5), (b[:, 48:52], 4))
+    digits = [(part[:, None] * _POWERS[:count, None]).astype(np.uint16) * np.uint16(3) >> 8 for part, count in parts]
+    return np.concatenate([part.reshape(len(b), -1) for part in digits], axis=1).astype(np.uint8)
+
+
+_POWERS = np.array([1, 3, 9, 27, 81], np.uint8)
+
+
+def _ternary_block(b: U8, out: F32) -> None:
+    np.multiply(_ternary(b).view(np.int8) - np.int8(1), _f16(b, -2), out=out)
+
+
 _DECODERS: dict[Quant, Callable[[U8, F32], None]] = {
     Quant.F32: _f32_block,
     Quant.F16: _f16_block,
@@ -269,5 +301,7 @@ _DECODERS: dict[Quant, Callable[[U8, F32], None]] = {
     Quant.Q4_K: _q4_k,
     Quant.Q5_K: _q4_k,
     Quant.Q6_K: _q6_k,
+    Quant.TQ1_0: _ternary_block,
+    Quant.TQ2_0: _ternary_block,
     Quant.MXFP4: _mxfp4,
 }
