@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "exaone4": "exaone4", "gemma": "gemma", "nemotron": "nemotron", "stablelm": "stablelm", "jais2": "jais2",
     "internlm3": "llama", "iquestcoder": "llama", "youtu": "deepseek2", "solar_open": "glm4moe",
     "glm4_moe_lite": "deepseek2",
+    "bitnet": "bitnet", "apertus": "apertus",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "falcon": "falcon", "phi": "phi2",
 }  # fmt: skip
 # Models of the same model_type: with experts, for embeddings.
@@ -131,6 +132,8 @@ BLOCK = {
     "mlp.shared_mlp.gate_proj": "ffn_gate_shexp", "mlp.shared_mlp.up_proj": "ffn_up_shexp",
     "mlp.shared_mlp.down_proj": "ffn_down_shexp",
     "self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
+    "self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm",
+    "attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm",
     "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
 }  # fmt: skip
 DELTA_BLOCK = {
@@ -164,6 +167,7 @@ GPT_BLOCK = {
     "self_attention.query_key_value": "attn_qkv",
 }  # fmt: skip
 
+XIELU = ".mlp.act_fn."
 AS_FLOATS = ("conv", "ffn_gate_inp", "ssm_a", "ssm_d", "norm")  # tensors that llama.cpp reads as floats
 EXPRESSIBLE = {
     "deepseek_v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
@@ -252,6 +256,7 @@ def gpt_tensors(config, tensors):
 def gguf_tensors(config, tensors):
     """{name in a GGUF file: float32 array} of a checkpoint; the experts of a layer stacked in one tensor."""
     architecture, config = architecture_of(config), usual(config)
+    tensors = {name: value for name, value in tensors.items() if XIELU not in name}
     if architecture in GPT:
         return gpt_tensors(config, tensors)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -745,6 +750,8 @@ def metadata(config):
             found["gptneox.use_parallel_residual"] = ("bool", config["use_parallel_residual"])
         if architecture in ("gpt2", "starcoder"):
             del found[f"{architecture}.rope.freq_base"]
+    if config["model_type"] == "bitnet" and config["hidden_act"] != "silu":
+        found["bitnet.hidden_activation"] = ("str", config["hidden_act"])
     if config["model_type"] == "olmo3":
         pattern = [kind == "sliding_attention" for kind in types]
         found["olmo2.attention.sliding_window_pattern"] = ("[bool]", pattern)
@@ -759,8 +766,18 @@ def metadata(config):
     }  # fmt: skip
 
 
+def xielu(tensors):
+    """The metadata of the numbers of an activation: of each one those of all layers."""
+    found = {}
+    for name, value in sorted(tensors.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])]):
+        if XIELU in name:
+            found.setdefault(f"xielu.{name.split(XIELU)[1]}", []).append(float(value.ravel()[0]))
+    return {key: ("[f32]", values) for key, values in found.items()}
+
+
 def write(path, config, tensors, more=(), extra_tensors=()):
     """The model as a GGUF file. more: additional metadata; extra_tensors: additional {name: array}."""
     arrays = gguf_tensors(config, tensors) | dict(extra_tensors)
+    more = xielu(tensors) | dict(more)
     found = {name: (Quant.F32, array.shape, gguf_writer.f32(array).ravel()) for name, array in arrays.items()}
     return gguf_writer.write(path, metadata(config) | dict(more), found)

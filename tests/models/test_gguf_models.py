@@ -83,6 +83,7 @@ WITH_TRANSFORMERS_LOGITS = {
     **dict.fromkeys(("llama-biases", "olmo2-biases", "afmoe", "cohere", "cohere2", "olmo", "hunyuan"), ({}, {})),
     "hunyuan-moe": ({key.replace("llama", "hunyuan-moe"): value for key, value in YARN.items()}, {}),
     "ministral3": (MINISTRAL, {}),
+    **dict.fromkeys(("bitnet", "apertus", "apertus-biased"), ({}, {})),
     **{name: ({}, {}) for name in ("gemma", "exaone4-full", "jais2", "iquestcoder")},
     "solar-open": ({"glm4moe.rope.dimension_count": ("u32", 12)}, {}),
     "youtu": (DEEPSEEK, {}),

@@ -11,8 +11,10 @@ def random_tensors(shapes, seed=0):
     rng = np.random.default_rng(seed)
     tensors = {}
     for name in sorted(shapes):
-        scale = 0.4 if "embed" in name or name.endswith(("norm.weight", "bias")) else 1 / np.sqrt(shapes[name][-1])
-        tensors[name] = (rng.standard_normal(shapes[name]) * scale).astype("<f4")
+        scale = (
+            0.4 if "embed" in name or name.endswith(("norm.weight", "bias")) else 1 / np.sqrt([1, *shapes[name]][-1])
+        )
+        tensors[name] = np.asarray(rng.standard_normal(shapes[name]) * scale, "<f4")
         if name.endswith("norm.weight"):
             tensors[name] += 1
     return tensors

@@ -32,10 +32,8 @@ _REASONS: Mapping[str, str] = {
     "layers run several times for a token": "hrm_text",
     "heads differ in number between layers, or have a gate or a bias of a gate each": "beam laguna",
     "values have another size than keys": "mimo_v2_flash",
-    "norms of another form: inside attention or MLP, or LayerNorm of keys or embeddings": """
-        bitnet modernbert-decoder persimmon""",
+    "norms of another form: LayerNorm of keys or embeddings": "modernbert-decoder persimmon",
     "norms after the experts alone": "axk1",
-    "an activation that no kernel computes": "apertus",
     "experts of another form: chosen in two rounds, empty, or by a bias of the outputs of their router": """
         kolibri1 longcat_flash phimoe""",
     "queries, keys and values are limited to a range": "dbrx",

@@ -22,7 +22,14 @@ from foreword.models.generation_files import GenerationFiles, generation_of_gguf
 from foreword.models.gguf import read_gguf
 from foreword.models.keys import Keys
 from foreword.models.mmproj import is_mmproj
-from foreword.models.naming import DENSE, encoder_weights, has_own_head, weights_from_gguf, weights_from_safetensors
+from foreword.models.naming import (
+    DENSE,
+    encoder_weights,
+    has_own_head,
+    numbers_of_layers,
+    weights_from_gguf,
+    weights_from_safetensors,
+)
 from foreword.models.next_token import NextTokenHead, read_head, without_head
 from foreword.models.ollama_names import from_ollama
 from foreword.models.pooling import HeadLayer, PoolingSpec
@@ -159,7 +166,8 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     if not spec.is_causal:
         spec = spec.changed(has_logits=False)
     files = dict.fromkeys(t.stored.file for t in gguf.tensors.values() if isinstance(t.stored, FileRows))
-    own = without_head(gguf.tensors, spec.num_layers)
+    tensors = {**gguf.tensors, **numbers_of_layers(gguf, family.gguf_numbers, spec.num_layers)}
+    own = without_head(tensors, spec.num_layers)
     dense = gguf_dense(config, gguf.tensors, spec.hidden_size)
     size = dense[-1].outputs if dense else spec.hidden_size
     pooling = PoolingSpec(hidden_size=size, pooling=gguf_pooling(config), dense=dense)
@@ -205,6 +213,8 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
         spec = spec.changed(has_logits=False)
     elif spec.tie_embeddings and has_own_head(folder, tensors, family):
         spec = spec.changed(tie_embeddings=False)
+    if _rounds_inputs(config):
+        spec = _with_rounded_inputs(config, spec)
     beside = read_sentence_transformer(folder, spec.hidden_size)
     if beside.max_text_len is not None and beside.max_text_len <= spec.max_model_len:
         spec = replace(spec, max_model_len=beside.max_text_len, longer=None)
@@ -225,6 +235,24 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
         return _with_images(loaded, images, folder)
     except ModelError as error:
         return replace(loaded, no_images=str(error))
+
+
+def _rounds_inputs(config: Config) -> bool:
+    """Return whether the quantisation of a checkpoint rounds the inputs of products, too."""
+    given = config.value("quantization_config")
+    return isinstance(given, dict) and str(given.get("quant_method")).lower() == "bitnet"
+
+
+def _with_rounded_inputs(config: Config, spec: DecoderSpec) -> DecoderSpec:
+    """Return the spec of a model whose products have rounded inputs. Raise ModelError unless all layers have attention
+    of heads and a dense MLP.
+    """
+    is_plain = spec.pre_norms and not (spec.mla or spec.per_layer or spec.streams)
+    for layer in spec.layers:
+        is_plain = is_plain and layer.has_attention and layer.has_mlp and layer.moe is None
+    if not is_plain:
+        raise config.error(f"a quantization_config of BitNet is not supported for {spec.architecture}", USE_ITS_CONFIG)
+    return spec.changed(rounds_inputs=True)
 
 
 def _with_images(loaded: LoadedModel, images: LoadedVision, source: Path) -> LoadedModel:
@@ -248,6 +276,8 @@ def _with_images(loaded: LoadedModel, images: LoadedVision, source: Path) -> Loa
 def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str) -> LoadedModel:
     own = family.declared(config)
     spec = family.read(config)
+    if _rounds_inputs(config):
+        raise config.error("a quantization_config of BitNet is not supported for an encoder", USE_ITS_CONFIG)
     beside = read_sentence_transformer(folder, spec.hidden_size)
     spec = replace(spec, max_model_len=min(spec.max_model_len, beside.max_text_len or spec.max_model_len))
     pooling = read_pooling(config, beside, "mean", partial(family.head, own), family.head_pooling(own))

@@ -27,6 +27,7 @@ from foreword.models.families.base import (
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.families.vision_base import UNUSED
 from foreword.models.files import FileRows, OrderedRows, TransposedRows
+from foreword.models.gguf import GGUF
 from foreword.models.pooling import GGUF_DENSE, PoolingSpec
 from foreword.models.spec import DecoderSpec, MlaSpec, weight_names
 from foreword.models.vision_spec import VisionSpec, vision_weight_names
@@ -82,6 +83,21 @@ def weights_from_gguf(
                 raise ModelError(f"{path}: the rates of layer {i} (ssm_a) are not all negative numbers. {fix}")
             weights[name] = float_tensor(np.log(rates))
     return weights
+
+
+def numbers_of_layers(gguf: GGUF, keys: Iterable[str], num_layers: int) -> dict[str, Tensor]:
+    """Return the tensors that `Family.gguf_numbers` names. Raise ModelError unless each key has a number for each
+    layer, or one for all.
+    """
+    found: dict[str, Tensor] = {}
+    for key in keys:
+        numbers = np.atleast_1d(np.asarray(gguf.metadata.get(key, [])))
+        if numbers.dtype.kind != "f" or numbers.shape not in ((1,), (num_layers,)):
+            fix = "Convert the model again"
+            raise ModelError(f"{gguf.path}: metadata {key} has no number for each of {num_layers} layers. {fix}")
+        values = np.broadcast_to(numbers.astype(np.float32), num_layers)
+        found |= {f"{GGUF_LAYER.format(i=i)}{key}": float_tensor(values[i : i + 1]) for i in range(num_layers)}
+    return found
 
 
 def weights_from_safetensors(

@@ -405,6 +405,13 @@ MODELS = {
         sliding_window=7, expert_selection_fn="sigmoid", shared_expert_combination_strategy="sum", rms_norm_eps=1e-5,
         sliding_window_pattern=2, rope_parameters=ROPE,
     ),
+    "bitnet": transformers.BitNetConfig(**SIZES, rope_parameters=ROPE),
+    "bitnet-tied": transformers.BitNetConfig(
+        **SIZES, hidden_act="silu", tie_word_embeddings=True, rms_norm_eps=0.1, rope_parameters=LLAMA3
+    ),
+    "apertus": transformers.ApertusConfig(**SIZES, head_dim=10, rope_parameters=ROPE),
+    "apertus-llama3": transformers.ApertusConfig(**SIZES),
+    "apertus-relu2": transformers.ApertusConfig(**SIZES, hidden_act="relu2", rope_parameters=ROPE),
     "stablelm-parallel": transformers.StableLmConfig(
         **SIZES, use_qkv_bias=True, use_parallel_residual=True, rope_parameters=HALF
     ),
@@ -416,7 +423,7 @@ BIASES = {
     "llama4": ("attention_bias",), "falcon-h1": ("attention_bias", "mlp_bias", "projectors_bias"),
     "ernie4_5-moe": ("use_bias",), "flex-olmo": ("attention_bias",), "vaultgemma": ("attention_bias",),
     "nemotron-h": ("use_bias", "mlp_bias"), "lfm2": ("conv_bias",), "lfm3": ("attention_bias", "conv_bias"),
-    "bamba": ("mamba_proj_bias", "mlp_bias"),
+    "bamba": ("mamba_proj_bias", "mlp_bias"), "bitnet": ("attention_bias",), "apertus": ("attention_bias",),
     "granite-hybrid": ("mamba_proj_bias",), "hy-v3": ("attention_bias", "mlp_bias"),
     "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",),
 }  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from foreword.models.families import (
+    apertus,
+    bitnet,
     cohere,
     deepseek,
     delta,
@@ -69,6 +71,8 @@ FAMILIES: Mapping[str, Family] = {
     **gpt.FAMILIES,
     **falcon.FAMILIES,
     **nanochat.FAMILIES,
+    **bitnet.FAMILIES,
+    **apertus.FAMILIES,
 }
 """By ``model_type`` of a config.json."""
 

@@ -201,7 +201,8 @@ class Family:
     experts begin with ``experts.``. norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q
     and k rows in interleaved rotary order. gguf: the architecture's name in GGUF files, if it has one; more_gguf: other
     names; shared_gguf: that of another family, which its GGUF files have if it has none. gguf_names: where its GGUF
-    files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved rotary order.
+    files differ from `GGUF_NAMES`. gguf_numbers: keys of their metadata with a number for each layer {i}, which is the
+    tensor blk.{i}.KEY in ``gguf_names``. gguf_interleaved: they hold q and k rows in interleaved rotary order.
     transposed_experts: safetensors with all experts of a layer in one tensor of floats hold each as [in, out]; None:
     some do, which their shapes say. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files;
     None: the same. parts_of_layer: as many layers of a spec are one layer of its files. is_scaled_in_gguf: weights of
@@ -222,6 +223,7 @@ class Family:
     more_gguf: tuple[str, ...] = ()
     shared_gguf: str | None = None
     gguf_names: Mapping[str, str] = field(default_factory=dict)
+    gguf_numbers: tuple[str, ...] = ()
     gguf_interleaved: bool = False
     transposed: tuple[str, ...] = ()
     transposed_experts: bool | None = False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     CAUSAL_OR_NOT,
@@ -50,16 +53,16 @@ def ministral(config: Config) -> DecoderSpec:
 
 def cwm(config: Config) -> DecoderSpec:
     """Return the spec of Code World Model: the first layer and every fourth one after it have no window."""
-    rotary = rope(_scaled(config))
+    rotary = rope(with_rope(config, _CWM_ROPE))
     layers = tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: i % 4 != 0))
     return decoder(config, "cwm", layers)
 
 
-def _scaled(config: Config) -> Config:
-    """Return the config with the rotary parameters that it lacks."""
+def with_rope(config: Config, parameters: Mapping[str, Any]) -> Config:
+    """Return the config with these rotary parameters, if it has none."""
     if config.value("rope_scaling") is not None or config.value("rope_parameters") is not None:
         return config
-    return config.with_values({"rope_parameters": _CWM_ROPE})
+    return config.with_values({"rope_parameters": parameters})
 
 
 def helium(config: Config) -> DecoderSpec:

@@ -6,6 +6,7 @@
 | 8 bit; 4 bit in mixed groups; FP8                 | Q8_0                       | 1/250 of the largest of 32 weights  |
 | columns that are not a multiple of 32             | F32                        | 0                                   |
 | MXFP4                                             | MXFP4                      | 0                                   |
+| BitNet                                            | Q4_0                       | 1/2048 of itself                    |
 
 Scales become float16, which adds up to 1e-6 where they are below 6e-5.
 """
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Mapping
 
 from foreword.models.config import Config
 from foreword.models.files import FETCH_AGAIN
+from foreword.models.quantized.bitnet import bitnet_matrices
 from foreword.models.quantized.fp8 import fp8_matrices
 from foreword.models.quantized.integers import integer_matrices
 from foreword.models.quantized.matrix import SAME_MODEL, ConvertedRows, one_of
@@ -25,6 +27,13 @@ from foreword.models.quants import Quant
 from foreword.models.safetensors import Entry
 from foreword.models.weights import Tensor
 
+_READERS = {
+    "fp8": fp8_matrices,
+    "compressed-tensors": fp8_matrices,
+    "awq": integer_matrices,
+    "gptq": integer_matrices,
+    "bitnet": bitnet_matrices,
+}
 _BOUNDS = {
     Quant.Q4_0: "1/64 of its scale",
     Quant.Q4_1: "1/64 of its scale",
@@ -69,7 +78,7 @@ def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tens
     if not isinstance(given, dict):
         raise config.error(f"quantization_config is {given!r:.80}, not a JSON object", FETCH_AGAIN)
     settings = Config(config.path, {f"quantization_config.{key}": value for key, value in given.items()})
-    method = one_of(settings, "quant_method", "", ("fp8", "compressed-tensors", "awq", "gptq", "mxfp4"))
+    method = one_of(settings, "quant_method", "", (*_READERS, "mxfp4"))
     is_integer = method in ("awq", "gptq")
     weights: dict[str, Tensor] = {}
     used: set[str] = set()
@@ -78,7 +87,7 @@ def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tens
             weights[name] = tensor
             used.update(part.name for part in both)
     else:
-        for name, matrix, parts in (integer_matrices if is_integer else fp8_matrices)(entries, settings, method):
+        for name, matrix, parts in _READERS[method](entries, settings, method):
             weights[name] = Tensor(ConvertedRows(matrix, 0, matrix.shape[0]), matrix.quant, matrix.shape)
             used.update(part.name for part in parts)
     for key, value in settings.values.items():
