@@ -299,3 +299,9 @@ def test_layers_that_do_not_fit_each_other():
         core.add_layer(layer)
     with pytest.raises(ValueError, match="made without recurrent layers"):
         core.add_layer(layer | {"recurrent": {}})
+    numbers, gated = core.vector(np.ones(4, np.float32)), layer | {"attn_gate": matrix(64)}
+    with pytest.raises(ValueError, match="xielu: such an MLP has no gate"):
+        core.add_layer(gated | {"xielu": numbers})
+    for name in ("inner_attn_norm", "inner_mlp_norm"):
+        with pytest.raises(ValueError, match=name):
+            core.add_layer(gated | {name: numbers})

@@ -170,6 +170,7 @@ GPT_BLOCK = {
 XIELU = ".mlp.act_fn."
 AS_FLOATS = ("conv", "ffn_gate_inp", "ssm_a", "ssm_d", "norm")  # tensors that llama.cpp reads as floats
 EXPRESSIBLE = {
+    "apertus": {"hidden_act": "xielu"},
     "deepseek_v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     "dots1": {"sliding_window": None, "layer_types": None},
     "falcon_h1": {"mamba_norm_before_gate": False},

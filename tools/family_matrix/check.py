@@ -229,7 +229,7 @@ def write_gguf(
     """
     more, divisors = gguf_models.rotary(config)
     writer = gguf.GGUFWriter(path, gguf_models.architecture_of(config))
-    for key, (kind, value) in (gguf_models.metadata(config) | more).items():
+    for key, (kind, value) in (gguf_models.metadata(config) | gguf_models.xielu(tensors) | more).items():
         if key == "general.architecture":
             continue
         if kind.startswith("["):

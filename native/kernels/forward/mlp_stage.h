@@ -14,8 +14,8 @@ class MlpStage {
   // Wdownᵀ + down_bias. Ends with a barrier. `next`: the product that follows.
   void run(int thread, const Layer &layer, const Linear &next);
 
-  // act(a Wgateᵀ) * (a Wupᵀ), or act(a Wupᵀ + up_bias), of `count` rows, prepared as the input of `down`: with its norm,
-  // and rounded, if the model has these.
+  // act(a Wgateᵀ) * (a Wupᵀ), or act(a Wupᵀ + up_bias), of `count` rows, prepared as the input of `down`: with its
+  // norm, and rounded, if the model has these.
   ActivationSet gate_up(int thread, const Mlp &mlp, const ActivationSet &a, int count);
 
  private:
