@@ -220,6 +220,20 @@ def test_the_length_at_which_queries_grow_may_differ_from_the_original_one(tmp_p
     assert load_model(as_gguf(tmp_path, "ministral3", without)).spec.layers[0].query_growth is None
 
 
+def test_a_number_of_an_activation_may_be_one_for_all_layers(tmp_path):
+    weights = load_model(as_gguf(tmp_path, "apertus", {"xielu.beta": ("f32", 0.25)})).weights
+    assert [weights[f"layers.{i}.beta"].dequantize().tolist() for i in range(4)] == [[0.25]] * 4
+    for value in (("[f32]", [0.5, 0.5]), ("[i32]", [1, 1, 1, 1])):
+        with pytest.raises(ModelError, match=r"metadata xielu\.beta has no number for each of 4 layers"):
+            load_model(as_gguf(tmp_path, "apertus", {"xielu.beta": value}))
+
+
+def test_bitnet_without_an_activation_in_the_file_has_silu(tmp_path):
+    tied = load_model(as_gguf(tmp_path, "bitnet-tied", {"bitnet.rope.scaling.type": ("str", "none")})).spec
+    other = load_model(as_gguf(tmp_path, "bitnet")).spec
+    assert (tied.activation, other.activation) == ("silu", "relu2")
+
+
 @pytest.mark.parametrize("window", [0, 6])
 def test_layers_that_rotate_within_their_window_alone_need_one(tmp_path, window):
     """EXAONE 4 is published without windows, and then rotates in every layer; Trinity and Command R7B are not."""

@@ -19,7 +19,7 @@ from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
 from foreword.models.weights import Weights
 from kernels.kernel_driver import Driver
-from kernels.kernel_reference import SPECS, Reference, float_tensor, random_blocks, random_weights
+from kernels.kernel_reference import SPECS, Reference, float_tensor, of_steps, random_blocks, random_weights
 from kernels.test_kernel_encoder import SPECS as ENCODERS
 from kernels.test_kernel_encoder import weights_of
 
@@ -97,7 +97,7 @@ def test_logits_are_those_of_the_rounded_weights(name, weight_format, dtype, dev
         return
     want = Reference(spec, rounded(spec, weights, weight_format, dtype)).logits(tokens)
     # A GPU's product of 4 bits rounds each weight to bfloat16.
-    most = 0.2 if weight_format == "q4" and device == "cuda" else ERRORS[dtype]
+    most = 0.2 if weight_format == "q4" and device == "cuda" else of_steps(spec, ERRORS[dtype])
     executor = make(spec, weights, **options)
     for layer in executor.decoder.layers:
         for product in layer.products:
