@@ -34,6 +34,9 @@ class TinyTokenizer(LetterTokenizer):
     def chat_template(self, *, tools=False) -> str:
         return "{{ messages }}"
 
+    def template_variables(self, *, tools=False) -> frozenset[str]:
+        return frozenset({"messages"})
+
     def apply_chat_template(self, messages, *, tools=None, add_generation_prompt=True, **extra) -> str:
         return "".join(m["content"] for m in messages) + ("x" if add_generation_prompt else "")
 

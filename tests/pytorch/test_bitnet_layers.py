@@ -4,8 +4,10 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
-import transformers
+
+torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
+transformers = pytest.importorskip("transformers", reason="needs the extra foreword[transformers]")
+
 from transformers.utils.quantization_config import BitNetQuantConfig
 
 from foreword.models.loader import load_model
