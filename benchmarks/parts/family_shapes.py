@@ -60,6 +60,8 @@ SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "GLM 4": ("glm4", {**_HALF, "head_dim": 64}),
     "StarCoder2": ("starcoder2", {**_ROPE, **_SLIDING, "intermediate_size": 3072}),
     "Arcee": ("arcee", {**_ROPE, "intermediate_size": 3072}),
+    "Apertus": ("apertus", {**_ROPE, "intermediate_size": 3072}),
+    "BitNet": ("bitnet", _ROPE),
     "Granite": ("granite", _ROPE),
     "MiniCPM": ("minicpm", {**_ROPE, "scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 256}),
     "ERNIE 4.5": ("ernie4_5", _ROPE),

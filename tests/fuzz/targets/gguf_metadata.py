@@ -13,7 +13,7 @@ from fuzz.mutations import NUMBERS
 from fuzz.target import Target
 from fuzz.targets.gguf_model import NAMES, parts
 from models import gguf_writer
-from models.gguf_models import gguf_tensors, metadata
+from models.gguf_models import gguf_tensors, metadata, xielu
 from models.running import EXECUTORS, all_logits, whole
 from models.tiny import random_tensors
 
@@ -29,9 +29,10 @@ def valid():
 def of(name):
     """The metadata and the tensors of a tiny model, as `gguf_writer` takes them."""
     config, shapes, rotated = parts(name)
-    arrays = gguf_tensors(config, random_tensors(shapes))
+    made = random_tensors(shapes)
+    arrays = gguf_tensors(config, made)
     tensors = {key: (Quant.F32, array.shape, gguf_writer.f32(array).ravel()) for key, array in arrays.items()}
-    return metadata(config) | rotated, tensors
+    return metadata(config) | xielu(made) | rotated, tensors
 
 
 def mutate(rng, data):
