@@ -67,6 +67,24 @@ def test_a_recurrent_group_holds_one_state_per_request_and_has_no_slots(backend)
         assert got.read.tolist() == [8, -1] + [-1] * (batch.num_reqs_padded - 2)
 
 
+@every_backend
+def test_the_states_of_drafts_are_the_entries_after_the_first_and_the_accepted_one_is_read(backend):
+    states, buffers = make([KVGroup(block_size=4), KVGroup(block_size=4, recurrent=True)], drafts=2)
+    states.add_request(NewRequest("a", [1] * 5, [[1, 2, 3, 4], [21, 22, 23]]))
+    states.add_request(NewRequest("b", [1] * 5, [[5, 6, 7, 8], [31, 32, 33]]))
+    states.commit(prepare_inputs(states, {"a": 5, "b": 5}, buffers, backend=backend), {"a": [2], "b": [2]})
+    for accepted in (1, 3, 2):
+        drafts = {"a": [2, 2], "b": [2]}
+        batch = prepare_inputs(states, {"a": 3, "b": 2}, buffers, draft_tokens=drafts, pad_to=(8, 3), backend=backend)
+        got = state_indices(batch, 1)
+        assert got.write.tolist() == [21, 31, -1]
+        assert got.drafts.tolist() == [[22, 23], [32, -1], [-1, -1]]
+        states.commit(batch, {"a": [2] * accepted, "b": [2]})
+        batch = prepare_inputs(states, {"a": 1, "b": 1}, buffers, backend=backend)
+        assert state_indices(batch, 1).read.tolist() == [20 + accepted, 31]
+        states.commit(batch, {"a": [2], "b": [2]})
+
+
 def test_a_recurrent_group_needs_its_state_block():
     states, buffers = make([KVGroup(block_size=4, recurrent=True)])
     states.add_request(NewRequest("a", [1], [[]]))
@@ -77,11 +95,12 @@ def test_a_recurrent_group_needs_its_state_block():
 
 
 def test_states_at_block_borders_are_read_from_one_block_and_written_to_another():
-    states, buffers = make()
+    states, buffers = make(drafts=1)
     states.add_request(NewRequest("a", [1] * 20, [[11, 12, 13, 14, 15]]))
     blocks, seen = [11, 12, 13, 14, 15], []
     for c, n in ((0, 4), (4, 4), (8, 6), (14, 1), (15, 1), (16, 4)):
         got = state_indices(prepare_inputs(states, {"a": n}, buffers))
+        assert got.drafts.tolist() == [[-1]]
         seen.append((int(got.read[0]), int(got.write[0])))
         assert seen[-1] == (blocks[(c - 1) // 4] if c else -1, blocks[(c + n - 1) // 4])
         states.commit(prepare_inputs(states, {"a": n}, buffers), {})

@@ -53,7 +53,8 @@ def test_common_attention_metadata_is_the_step_under_its_names():
         context_parallel=cp,
     )
     states.add_request(NewRequest("gone", [1], [[], []]))
-    states.add_request(NewRequest("a", [1, 2, 3, 4, 5], [[3], [4, 5]], num_computed_tokens=1, encoder_len=9))
+    states.add_request(NewRequest("a", [1, 2, 3, 4, 5], [[3], [4, 5]], num_computed_tokens=1, encoder_len=9,
+                                  bidirectional_ranges=[(1, 3)]))  # fmt: skip
     states.add_request(NewRequest("b", [6, 7], [[6], [7, 8]], [8], 2, encoder_len=11))
     states.remove_request("gone")
     # "b" verifies two drafts, "a" computes positions 1 … 3 of its prompt
@@ -77,6 +78,7 @@ def test_common_attention_metadata_is_the_step_under_its_names():
     numbers = {"num_reqs": 2, "num_actual_tokens": 6, "max_query_len": 3, "max_seq_len": 5, "num_logits_indices": 4}
     assert {name: getattr(padded, name) for name in numbers} == numbers
     assert padded.causal is True
+    assert padded.mm_req_doc_ranges == {1: [(1, 2)]}
     assert rows(padded.logits_indices_padded[:4]) == [0, 1, 2, 5]
     for name in ("query_start_loc_cpu", "seq_lens_cpu", "seq_lens_cpu_upper_bound", "encoder_seq_lens_cpu",
                  "dcp_local_seq_lens_cpu"):  # fmt: skip
@@ -89,7 +91,7 @@ def test_common_attention_metadata_is_the_step_under_its_names():
         count = {"query_start_loc": 3, "slot_mapping": 6, "positions": 6}.get(name, 2 if name in per_request else None)
         assert rows(getattr(real, name)) == values[:count], name
     assert {name: getattr(real, name) for name in numbers} == numbers
-    assert real.causal is True
+    assert (real.causal, real.mm_req_doc_ranges) == (True, {1: [(1, 2)]})
     assert rows(real.logits_indices_padded[:4]) == [0, 1, 2, 5]
     assert rows(real.token_to_req_indices()) == [0, 0, 0, 1, 1, 1]
 

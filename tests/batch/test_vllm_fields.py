@@ -32,7 +32,8 @@ def test_each_field_of_new_request_data_is_in_the_request():
             mm_features=[SimpleNamespace(identifier="h", modality="video", mm_position=place)],
             pooling_params=SimpleNamespace(task="score", dimensions=3, normalize=False),
             prefill_token_ids=[5, 6, 7, 8, 9],
-        )
+        ),
+        bidirectional=("video",),
     )  # fmt: skip
     assert (got.req_id, got.num_computed_tokens) == ("a", 2)
     assert (got.lora_id, got.lora_request) == (0, LoraRequest(6, "legal", "/l"))
@@ -45,6 +46,7 @@ def test_each_field_of_new_request_data_is_in_the_request():
     (feature,) = got.mm_features
     assert (feature.identifier, feature.offset, feature.length, feature.modality) == ("h", 1, 2, "video")
     assert feature.is_embed.tolist() == [True, False]
+    assert [list(ends) for ends in got.bidirectional_ranges] == [[1, 2]]
     assert (got.pooling_params.task, got.pooling_params.dimensions, got.pooling_params.normalize) == ("score", 3, False)
     # vLLM's data has none of these.
     assert (got.mrope_positions, got.mrope_delta) == (None, 0)
