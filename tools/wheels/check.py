@@ -25,6 +25,8 @@ WANTED = {
 }
 WANTED_OF_BOTH = ("foreword/py.typed", "foreword/_native.pyi", "foreword/batch/__init__.py", "licenses/LICENSE",
                   "licenses/THIRD_PARTY_NOTICES.md")  # fmt: skip
+STACK_PROTECTOR = b"__stack_chk_fail"
+"""The function of the libc that a module with a stack protector calls."""
 KINDS = (".py", ".pyi", ".so", ".typed", ".json", ".jsonl", ".html")
 """File types of the package; the wheel's own metadata has others."""
 
@@ -53,13 +55,15 @@ def check_contents(wheel: Path) -> None:
     megabytes, name_of = wheel.stat().st_size / 1e6, wheel.name.partition("-")[0]
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
-    package = [name for name in names if name.startswith("foreword/")]
+        package = [name for name in names if name.startswith("foreword/")]
+        modules = [archive.read(name) for name in package if name.endswith(".so")]
     faults = [
         f"no {end}" for end in (*WANTED_OF_BOTH, *WANTED[name_of]) if not any(name.endswith(end) for name in names)
     ]
     faults += [f"{name} is not expected in the package" for name in package if Path(name).suffix not in KINDS]
-    if sum(name.endswith(".so") for name in package) != 1:
+    if len(modules) != 1:
         faults.append("not exactly one native module")
+    faults += ["the native module has no stack protector" for module in modules if STACK_PROTECTOR not in module]
     if "manylinux" not in wheel.name:
         faults.append("not a manylinux wheel")
     if megabytes > LARGEST_MB[name_of]:
