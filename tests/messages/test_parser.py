@@ -374,6 +374,18 @@ def test_the_reasoning_of_mistral_has_either_marks(name, opening, closing):
 
 
 @pytest.mark.parametrize(
+    "name", ["deepseek", "deepseek31", "gemma4", "hermes", "kimi_k2", "mistral", "mistral3", "qwen3_coder"]
+)
+def test_a_call_ends_reasoning_whose_closing_mark_is_left_out(name):
+    start, end = FORMATS[name].reasoning_marks
+    calls = [("f", {"a": 1}), ("g", {})]
+    message = in_pieces(f"{start}Hm, <tool_call>?\n{WRITERS[name](calls)}", EVERY, FORMATS[name])
+    assert (message.reasoning.strip(), message.content, calls_of(message)) == ("Hm, <tool_call>?", "", calls)
+    message = in_pieces(f"{start}Hm.{end}{WRITERS[name](calls)}", EVERY, FORMATS[name].without_calls())
+    assert message.tool_calls == ()
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("phi4", '<|tool_call|>{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}'),

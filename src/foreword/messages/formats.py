@@ -168,6 +168,11 @@ def _channel(*names: str) -> Literals:
     return Literals([*marks, *(_HARMONY + mark for mark in marks)])
 
 
+def _thoughts(start: str, end: str, *calls: str) -> Region:
+    """Return the region of reasoning, which these beginnings of calls end, too."""
+    return _between("reasoning", start, end, until=Literals(calls))
+
+
 _THINK = _between("reasoning", "<think>", "</think>")
 _CHATML = Literals(["<|im_start|>assistant"])
 _GEMMA_4 = Notation(names_as_keys=True, quotes={'"': Quotes('"'), '<|"|>': Quotes('<|"|>', "none")})
@@ -191,7 +196,9 @@ _DEEPSEEK_ANSWERS = Literals(
     ["<｜Assistant｜>", "<｜Assistant｜></think>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁end｜>"]
 )
 _INST = Literals(["[/INST]"])
-_MISTRAL_THINKS = (_between("reasoning", "[THINK]", "[/THINK]"), _THINK)
+_MISTRAL_THINKS = tuple(
+    _thoughts(*marks, "[TOOL_CALLS]") for marks in (("[THINK]", "[/THINK]"), ("<think>", "</think>"))
+)
 
 FORMATS = {
     format.name: format
@@ -200,7 +207,7 @@ FORMATS = {
             name="gemma4",
             anchor=Literals(["<|turn>model", "<tool_response|>"]),
             regions=(
-                _between("reasoning", "<|channel>thought", "<channel|>"),
+                _thoughts("<|channel>thought", "<channel|>", "<|tool_call>call:"),
                 _between("calls", "<|tool_call>call:", "<tool_call|>", calls=NamedCalls(notation=_GEMMA_4)),
             ),
             signs=("<|tool_call>",),
@@ -332,7 +339,7 @@ FORMATS = {
             name="deepseek",
             anchor=_DEEPSEEK_ANSWERS,
             regions=(
-                _THINK,
+                _thoughts("<think>", "</think>", "<｜tool▁calls▁begin｜>"),
                 _between("calls", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", calls=_DEEPSEEK, between="\n"),
                 # R1's template leaves out the first mark after the first answer with calls.
                 _between(
@@ -349,7 +356,7 @@ FORMATS = {
             name="deepseek31",
             anchor=_DEEPSEEK_ANSWERS,
             regions=(
-                _THINK,
+                _thoughts("<think>", "</think>", "<｜tool▁calls▁begin｜>"),
                 _between(
                     "calls",
                     "<｜tool▁calls▁begin｜>",
@@ -368,7 +375,7 @@ FORMATS = {
             name="kimi_k2",
             anchor=Literals(["<|im_assistant|>assistant<|im_middle|>"]),
             regions=(
-                replace(_THINK, until=Literals(["<|tool_calls_section_begin|>"])),
+                _thoughts("<think>", "</think>", "<|tool_calls_section_begin|>"),
                 _between(
                     "calls",
                     "<|tool_calls_section_begin|>",
@@ -401,7 +408,7 @@ FORMATS = {
             name="minimax_m2",
             anchor=Literals(["]~b]ai"]),
             regions=(
-                replace(_THINK, until=Literals(["<minimax:tool_call>"])),
+                _thoughts("<think>", "</think>", "<minimax:tool_call>"),
                 _between(
                     "calls",
                     "<minimax:tool_call>",
@@ -430,7 +437,7 @@ FORMATS = {
             name="qwen3_coder",
             anchor=_CHATML,
             regions=(
-                _THINK,
+                _thoughts("<think>", "</think>", "<tool_call>\n<function="),
                 _between("calls", "<tool_call>", "</tool_call>", calls=_FUNCTION_TAGS, padding="\n"),
                 # Qwen3-Coder sometimes leaves out the first mark.
                 _between(
@@ -466,7 +473,10 @@ FORMATS = {
         ResponseFormat(
             name="hermes",
             anchor=_CHATML,
-            regions=(_THINK, _between("calls", "<tool_call>", "</tool_call>", calls=JsonCalls(), padding="\n")),
+            regions=(
+                _thoughts("<think>", "</think>", '<tool_call>\n{"name": '),
+                _between("calls", "<tool_call>", "</tool_call>", calls=JsonCalls(), padding="\n"),
+            ),
             bare=_BARE,
             signs=("<tool_call>",),
         ),
