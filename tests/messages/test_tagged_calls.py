@@ -180,6 +180,13 @@ def test_a_tag_that_models_leave_out_is_not_needed():
     assert (message.content, calls_of(message)) == ("Well.", [("f", {"text": "a"})])
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "minimax_m2"])
+def test_a_call_ends_reasoning_whose_closing_mark_is_left_out(name):
+    message = read(f"<think>Hm, <tool_call>?\n{WRITERS[name]([('stop', {})])}", name)
+    assert (message.reasoning.strip(), message.content) == ("Hm, <tool_call>?", "")
+    assert [call.name for call in message.tool_calls] == ["stop"]
+
+
 @pytest.mark.parametrize(
     "text",
     [
