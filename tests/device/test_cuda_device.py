@@ -16,7 +16,6 @@ from foreword.device.cuda import CudaDevice
 from foreword.errors import ConfigError
 from foreword.executors.torch import on_rows
 from foreword.executors.torch.executor import TorchExecutor
-from foreword.executors.transformers.model import load_transformers
 
 ONE = torch.device("cuda:1")
 
@@ -106,20 +105,26 @@ def test_without_a_number_it_is_the_device_that_is_current_when_it_is_made(fake)
     assert api.device == ONE
 
 
-def test_a_gpu_that_the_machine_lacks_is_refused_with_its_number(fake, tmp_path):
+TOO_LARGE = "device='cuda:2': torch finds 2 GPUs; use a number below 2"
+
+
+def test_a_gpu_that_the_machine_lacks_is_refused_with_its_number(fake):
     spec = tiny_spec()
     pool = {"num_blocks": 4, "block_size": 4}
-    message = "device='cuda:2': torch finds 2 GPUs; use a number below 2"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=TOO_LARGE):
         CudaDevice("cuda:2")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=TOO_LARGE):
         TorchExecutor(spec, random_weights(spec), device="cuda:2", **pool)
-    with pytest.raises(ConfigError, match=message):
-        load_transformers(tmp_path, "model", device="cuda:2")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=TOO_LARGE):
         on_rows.device_executor(
             spec, random_weights(spec), max_num_seqs=2, max_num_batched_tokens=8, device="cuda:2", **pool
         )
+
+
+def test_transformers_refuses_a_gpu_that_the_machine_lacks(fake, tmp_path):
+    model = pytest.importorskip("foreword.executors.transformers.model", reason="needs foreword[transformers]")
+    with pytest.raises(ConfigError, match=TOO_LARGE):
+        model.load_transformers(tmp_path, "model", device="cuda:2")
 
 
 @pytest.mark.parametrize(("name", "device"), [("cuda", torch.device("cuda:0")), ("cuda:1", ONE)])
