@@ -125,3 +125,13 @@ def test_a_template_that_adds_arguments_to_text_has_them_as_text(shown):
     call = {"name": "f", "arguments": {"a": "é"}}
     text = ChatTemplate(source, {}).render([{"role": "assistant", "content": "", "tool_calls": [call]}])
     assert text == '{"a": "é"}!'
+
+
+def test_a_template_that_writes_arguments_as_json_has_them_as_an_object():
+    """Apertus' template adds the text of calls in contents of another kind."""
+    source = (
+        "{% for m in messages %}{% if m.blocks %}{{ m.blocks.call.arguments + '}' }}{% endif %}"
+        "{% for call in m.tool_calls %}{{ call.function.arguments|tojson }}{% endfor %}{% endfor %}"
+    )
+    call = {"function": {"name": "f", "arguments": {"a": 1}}}
+    assert ChatTemplate(source, {}).render([{"role": "assistant", "content": "", "tool_calls": [call]}]) == '{"a": 1}'

@@ -24,6 +24,7 @@ from foreword.schemas import INVALID_JSON
 _NAMED = re.compile(r"""(?<=['"])[A-Za-z0-9][A-Za-z0-9_.-]*(?=['"])""")
 _TAKES_TEXT = re.compile(r"arguments\W{0,3}\s+is\s+string")
 _ADDS_TEXT = re.compile(r"""(?:\.arguments|\[['"]arguments['"]\])\s*\+""")
+_WRITES_JSON = re.compile(r"""arguments(?:['"]\])?\s*\|\s*tojson""")
 _PROBE = "Words of the system."
 
 
@@ -43,7 +44,8 @@ class ChatTemplate:
         self._source, self._special_tokens = source, dict(special_tokens)
         self._takes_strings = "is string" in source
         self._takes_text_of_calls = _TAKES_TEXT.search(source) is not None
-        self._adds_text_of_calls = _ADDS_TEXT.search(source) is not None
+        # A template that does both adds the text of calls in contents of another kind.
+        self._adds_text_of_calls = bool(_ADDS_TEXT.search(source)) and not _WRITES_JSON.search(source)
         self._shows_calls = "tool_calls" in source or "tojson" in source
         self._names = frozenset(_NAMED.findall(source))  # among them the roles that it compares with
         try:
