@@ -387,6 +387,27 @@ def test_a_template_that_names_tools_but_does_not_read_them_has_them_in_words():
         assert call in asked.text
 
 
+@pytest.mark.parametrize(
+    ("call", "name", "is_own"),
+    [
+        ('<tool_call>{"name": "$N", "arguments": $A}</tool_call>', "hermes", True),
+        ('<tool_call>[{"name": "$N", "arguments": $A}]</tool_call>', "smollm2", True),
+        (']~<tool_call>]~<invoke name="$N">]~<a>{{ f.arguments.a }}]~</a>]~</invoke>]~</tool_call>', "hermes", False),
+        ('{# <tool_call> #}<tool_calls>[{"name": "$N", "arguments": $A}]</tool_calls>', "hermes", False),
+        ("{# <|start_header_id|> #}<function=$N>$A</function>", "llama3", False),
+        ("{# <|start_header_id|> #}{{ raise_exception('$N') }}", "llama3", True),
+    ],
+)
+def test_tools_are_in_words_where_a_template_writes_calls_in_another_notation_than_its_marks_say(call, name, is_own):
+    call = call.replace("$N", "{{ f.name }}").replace("$A", "{{ f.arguments | tojson }}")
+    shown = f"{{% for c in m.tool_calls %}}{{% set f = c.function %}}{call}{{% endfor %}}"
+    template = f"{{{{ tools | tojson if tools }}}}{{% for m in messages %}}{{{{ m.content }}}}{shown}{{% endfor %}}"
+    asked = chat({"tools": TOOLS}, tokenizer=tokenizer_with(template))
+    assert (asked.format.name, asked.format.is_generic) == (name, not is_own)
+    assert (json.dumps(TOOLS[0]) in asked.text) == is_own
+    assert not chat({"tools": TOOLS, "message_format": name}, tokenizer=tokenizer_with(template)).format.is_generic
+
+
 def test_a_template_that_refuses_the_system_has_the_tools_in_the_users_message():
     template = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"

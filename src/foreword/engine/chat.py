@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -18,11 +19,11 @@ from foreword.fields import check_json
 from foreword.media.encoder import PROCESSING, TEXT_ONLY, Media, MediaEncoder, MediaPrompt, PlaceError
 from foreword.media.images import Image
 from foreword.media.parts import Medium, media_parts, refuse_places, take_media
-from foreword.messages import MessageParser, ResponseFormat, format_named, format_of_template
+from foreword.messages import MessageParser, ResponseFormat, format_named, format_of_template, parse_message
 from foreword.messages.calls import JsonCalls
 from foreword.messages.grammar import Tool, call_grammar, call_schema, chosen_tools, read_choice, read_tools
 from foreword.messages.response_template import read_response_template
-from foreword.models.chat_messages import check_tools
+from foreword.models.chat_messages import WRITTEN_CALL, check_tools
 from foreword.models.tokenizer import Tokenizer
 from foreword.names import OTHERS, advice
 
@@ -295,7 +296,10 @@ def _written(
     given = options.get("message_format")
     format = given if isinstance(given, ResponseFormat) else _format(tokenizer, source, given)
     shows_tools = "tools" in tokenizer.template_variables(tools=bool(tools), **chosen)
-    if given is None and ((tools and not format.calls_region) or not (shows_tools or format.told)):
+    if given is None and (
+        (tools and not (format.calls_region and _reads_calls(tokenizer, format, **chosen)))
+        or not (shows_tools or format.told)
+    ):
         format = format.with_generic_calls()
     told = format.told if format.is_generic or not shows_tools else None
     variables = _variables(tokenizer, source, format, options)
@@ -388,6 +392,19 @@ def _format(tokenizer: Tokenizer, chat_template: str, name: str | None) -> Respo
     if tokenizer.response_template is not None:
         return read_response_template(tokenizer.response_template)
     return format_of_template(chat_template)
+
+
+def _reads_calls(tokenizer: Tokenizer, format: ResponseFormat, **chosen: Any) -> bool:
+    """Return False if the chat template writes a call in a notation that is not the format's."""
+    if tokenizer.response_template is not None or not (text := tokenizer.written_call(**chosen)):
+        return True
+    anchor = format.anchor.find(text, 0, at_end=True)[0] if format.anchor is not None else None
+    messages = [  # the text before the answer may be part of a mark
+        parse_message(text[start:], format, tool_names=[WRITTEN_CALL[0]])
+        for start in (0, anchor.end if anchor is not None else 0)
+    ]
+    calls = [call for message in messages for call in message.tool_calls if call.error is None]
+    return any((call.name, json.loads(call.arguments)) == WRITTEN_CALL for call in calls)
 
 
 def _after_opened_reasoning(params: SamplingParams, format: ResponseFormat, prompt: str) -> SamplingParams:

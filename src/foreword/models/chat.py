@@ -17,7 +17,7 @@ import jinja2
 from jinja2 import meta
 
 from foreword.errors import ModelError, RequestError
-from foreword.models.chat_messages import check_messages, check_tools, with_ids
+from foreword.models.chat_messages import WRITTEN_CALL, check_messages, check_tools, with_ids
 from foreword.models.template_sandbox import Sandbox, TooMuchWork
 from foreword.schemas import INVALID_JSON
 
@@ -67,6 +67,24 @@ class ChatTemplate:
             )
         except Exception:  # a template can raise anything
             return False
+
+    @cached_property
+    def written_call(self) -> str:
+        """Return what the template writes after a question for an answer with `WRITTEN_CALL`, or "" if it does not show
+        this call.
+        """
+        name, arguments = WRITTEN_CALL
+        said = {"type": "string", "description": name}
+        schema = {"type": "object", "properties": dict.fromkeys(arguments, said), "required": [*arguments]}
+        tool = {"type": "function", "function": {"name": name, "description": name, "parameters": schema}}
+        call = {"id": name, "type": "function", "function": {"name": name, "arguments": arguments}}
+        answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        messages = [{"role": "user", "content": _PROBE}, answer]
+        try:
+            _, question, text = self.render(messages, tools=[tool], add_generation_prompt=False).rpartition(_PROBE)
+        except Exception:  # a template can raise anything
+            return ""
+        return text if question and name in text else ""
 
     @cached_property
     def variables(self) -> frozenset[str]:

@@ -20,6 +20,11 @@ MAX_VALUES = 1 << 18
 as well.
 """
 
+WRITTEN_CALL = ("call00000", {"a": "b"})
+"""The call that shows how a chat template writes calls: its name and arguments. The name is also its id, because some
+templates write the id in place of the name, and some refuse ids of other lengths.
+"""
+
 
 def check_messages(
     messages: object, *, media: Collection[str] = (), roles: Collection[str] = ()
