@@ -281,7 +281,9 @@ def test_arguments_stream_while_they_are_read():
         ("<|im_start|>assistant\n<think>\n", "so", "yes"),
         ("<|im_start|>assistant\n<think>\n\n</think>\n\n", None, "so</think>yes"),
         ("<|im_start|>assistant\n", None, "so</think>yes"),
-        ("<think>", None, "so</think>yes"),
+        ("[|assistant|]\n<think>\n", "so", "yes"),
+        ("<think>[|assistant|]\n", None, "so</think>yes"),
+        ("<think>\n<|im_start|>assistant\n", None, "so</think>yes"),
     ],
 )
 def test_the_prompt_may_have_opened_the_reasoning(prompt, reasoning, content):

@@ -55,6 +55,9 @@ class MessageParser:
         self._may_be_bare = False  # no content and no call so far
         is_begun = False  # the prompt contains the beginning of the answer
         start = format.anchor.last_end(prompt) if format.anchor is not None else None
+        if start is None and format.reasoning_marks is not None:  # another vendor's template has this format
+            mark, whole = format.reasoning_marks[0], prompt.rstrip()
+            start = len(whole) - len(mark) if whole.endswith(mark) else None
         if start is not None:
             self._advance(prompt[start:])
             is_begun = self._content.has_text or self._sink.num_calls > 0 or bool(self._buffer.strip())
