@@ -112,6 +112,10 @@ def command(calls):
     return f"<|START_ACTION|>[\n    {lines}\n]<|END_ACTION|>"
 
 
+def apertus(calls):
+    return f"<|tools_prefix|>{json.dumps([{name: arguments} for name, arguments in calls])}<|tools_suffix|>"
+
+
 def phi4(calls):
     return f"{granite3(calls)}<|/tool_call|>"
 
@@ -167,6 +171,7 @@ WRITERS = {
     "mistral": mistral,
     "granite3": granite3,
     "command": command,
+    "apertus": apertus,
     "phi4": phi4,
     "nemotron2": nemotron2,
     "olmo3": olmo3,
@@ -184,6 +189,7 @@ THINKS = {
     "mistral3": ("[THINK]", "[/THINK]"),
     "granite3": ("<think>", "</think>"),
     "command": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
     **dict.fromkeys(
         ("phi4", "nemotron2", "olmo3", "deepseek", "deepseek31", "kimi_k2", "minimax_m1"),
         ("<think>\n", "\n</think>\n\n"),

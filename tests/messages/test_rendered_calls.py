@@ -80,6 +80,23 @@ def test_a_call_ends_the_reasoning(name):
         assert (message.reasoning, message.content) == (f"Hm.{call}".strip(), "")
 
 
+def test_names_of_apertus_calls_are_keys():
+    """The text is what its template writes. The results follow in the same answer, so it is not among the cases."""
+    city = r'''"Paris \"é🙂\"\n\\o/ it's </tool_call>"'''
+    others = '"days": -3, "ratio": 2.5, "on": true, "none": null, "list": [1, "a", {"b": false}]'
+    where = '"where": {"at": [], "x y": "5"}'
+    calls = f'[{{"weather": {{"city": {city}, {others}, {where}}}}}, {{"stop": {{}}}}]'
+    text = f"<|inner_prefix|>Hm.<|tools_prefix|>{calls}<|tools_suffix|>"
+    for cuts in ((), EVERY):
+        message = in_pieces(text, cuts, FORMATS["apertus"], prompt="<|user_end|><|assistant_start|>")
+        assert [(call.name, json.loads(call.arguments)) for call in message.tool_calls] == CALLS
+        assert (message.reasoning, message.content) == ("Hm.", "")
+        for wrong in ('{"f": {}, "g": {}}', '{"f": 1}', '{"f"}'):
+            message = in_pieces(f"<|tools_prefix|>[{wrong}]<|tools_suffix|>", cuts, FORMATS["apertus"])
+            assert [call.error for call in message.tool_calls] in (["malformed"], [])
+            assert wrong[6:] in message.content + "".join(call.arguments for call in message.tool_calls)
+
+
 def test_ids_count_the_calls_of_a_conversation():
     messages = with_ids(conversation("Well."), "functions.{name}:{number}")
     ids = [call["id"] for message in messages for call in message.get("tool_calls", ())]

@@ -86,7 +86,8 @@ def arguments_of(function: Mapping[str, Any]) -> object:
 class JsonCalls:
     """Calls as JSON objects, alone or in lists: ``{"name": "f", "arguments": {…}}``.
 
-    name, arguments: the keys; another key of `ARGUMENTS` is read as arguments, too. listed: a grammar writes a list.
+    name, arguments: the keys; another key of `ARGUMENTS` is read as arguments, too. If name is "", the only key is the
+    name of the tool: ``{"f": {…}}``. listed: a grammar writes a list.
     separators: characters between two calls outside a list. unmarked: no mark distinguishes a call from other JSON, so
     a call must have arguments and the name of a known tool. closed: a call has only these two keys and labels. number:
     the key of the number of a call, which comes first, if a grammar writes one; its lists then may have line breaks.
@@ -282,6 +283,10 @@ class JsonCallsReader(CallsReader):
         at = self._value.read(text, at)
         if self._value.status is Status.DONE:
             self._key = decoded("".join(self._value.written))
+            if not self._calls.name:
+                self._name, self._key = self._key, self._calls.arguments
+                if not self._name or not self._may_start():
+                    return self._refuse(at)
             if self._key not in (self._calls.name, *self._keys, *_LABELS):
                 self._has_others = True
                 if self._calls.closed:

@@ -302,6 +302,16 @@ FORMATS = {
             signs=("<|START_ACTION|>",),
         ),
         ResponseFormat(
+            name="apertus",
+            anchor=Literals(["<|assistant_start|>"]),
+            regions=(
+                _between("reasoning", "<|inner_prefix|>", "<|inner_suffix|>", until=Literals(["<|tools_prefix|>"])),
+                _between("calls", "<|tools_prefix|>", "<|tools_suffix|>", calls=JsonCalls(name="", listed=True)),
+            ),
+            bare=_BARE,
+            signs=("<|tools_prefix|>",),
+        ),
+        ResponseFormat(
             name="phi4",
             anchor=Literals(["<|assistant|>"]),
             regions=(

@@ -268,6 +268,8 @@ class _Writer:
         schema = call_schema(tool)
         arguments = self.rule(f"arguments{index}", f"%json {json.dumps(schema)}")
         head = f"{json.dumps(calls.name)}: {json.dumps(tool.name)}, {json.dumps(calls.arguments)}: "
+        if not calls.name:
+            head = f"{json.dumps(tool.name)}: "
         number = f'{_quoted(json.dumps(calls.number) + ": ")} /"[0-9]{{1,4}}", / ' if calls.number else ""
         return self.rule(f"call{index}", f"{_quoted('{')} {number}{_quoted(head)} {arguments} {_quoted('}')}")
 
