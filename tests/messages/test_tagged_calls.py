@@ -69,7 +69,27 @@ def minimax_m2(calls):
     return "\n".join(["<minimax:tool_call>", *texts, "</minimax:tool_call>"])
 
 
-WRITERS = {"qwen3_coder": qwen3_coder, "seed_oss": seed_oss, "glm45": glm45, "glm47": glm47, "minimax_m2": minimax_m2}
+def minicpm5(calls):
+    def quoted(value):
+        is_quoted = isinstance(value, str) and any(char in value for char in "<&\n")
+        return f"<![CDATA[{value}]]>" if is_quoted else written(value, as_json=False)
+
+    return "\n".join(
+        f'<function name="{name}">'
+        + "".join(f'<param name="{key}">{quoted(value)}</param>' for key, value in arguments.items())
+        + "</function>"
+        for name, arguments in calls
+    )
+
+
+WRITERS = {
+    "qwen3_coder": qwen3_coder,
+    "seed_oss": seed_oss,
+    "glm45": glm45,
+    "glm47": glm47,
+    "minimax_m2": minimax_m2,
+    "minicpm5": minicpm5,
+}
 EACH = pytest.mark.parametrize("writer", WRITERS)
 SCHEMA = {
     "type": "object",
@@ -153,7 +173,7 @@ PARTS = (
     "<tool_call>", "</tool_call>", "<function=", "<parameter=", ">", "</parameter>", "</function>", "f", "text", "stop",
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</arg", "<func", "1", "<seed:tool_call>", "\n", " ",
     "</seed:tool_call>", "<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', '">',
-    '<parameter name="', "</invoke>",
+    '<parameter name="', "</invoke>", '<function name="', '<param name="', "</param>", "<![CDATA[", "]]>", "<!",
 )  # fmt: skip
 
 
@@ -268,6 +288,7 @@ def test_types_of_schemas():
         ("'\\n<tool_call>' + tc.name }} <arg_key>{{ k }}</arg_key>\n<arg_value>", "glm45"),
         ("set toolcall_begin_token = '<seed:tool_call>' ... '\\n<function='", "seed_oss"),
         ("set toolcall_begin_token = '<minimax:tool_call>' ... '<invoke name=\"' + tool_call.name", "minimax_m2"),
+        ("'<function name=\"' ~ tool_call.name ~ '\">' }}{{- '<param name=\"'", "minicpm5"),
         ('<tool_call>\\n{"name": ', "hermes"),
     ],
 )
@@ -388,6 +409,25 @@ def test_a_call_without_its_outer_tag_is_not_among_the_text_before_a_call(specia
         text = qwen3_coder([("stop", {})])
         assert grammars.accepts(grammar, f"Well. {text}")
         assert not grammars.accepts(grammar, f"Well. <function=go></function> {text}")
+
+
+@pytest.mark.parametrize("special", [{}, {"</param>": 254}])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_value_with_a_tag_is_quoted(special, choice):
+    """Nothing but the end of the quotes ends such a value."""
+    texts = ["</param></function>", "a ]] > b", "]]", ""]
+    text = "".join(f'<function name="f"><param name="text"><![CDATA[{one}]]> </param></function>' for one in texts)
+    for cuts in ((), EVERY):
+        assert calls_of(read(text, "minicpm5", cuts)) == [("f", {"text": one}) for one in texts]
+    assert read('<function name="f"><param name="text">a<![CDATA[', "minicpm5").tool_calls[0].arguments == (
+        '{"text": "a<![CDATA['
+    )
+    grammar = call_grammar(FORMATS["minicpm5"], TOOLS, choice, special_token_ids=special)
+    matcher = grammars.llguidance.LLMatcher(grammars.TOKENIZER, grammar)
+    whole = '<function name="f"><param name="text"><![CDATA[<&>]]>'
+    ids = [*whole.encode(), *([254] if special else b"</param>"), *b"</function>"]
+    assert matcher.try_consume_tokens(ids) == len(ids)
+    assert not grammars.accepts(grammar, '<function name="f"><param name="text">a<![CDATA[</param></function>')
 
 
 def test_a_key_that_tags_cannot_have_is_refused():

@@ -458,6 +458,26 @@ FORMATS = {
             signs=("<tool_call>", "<function="),
         ),
         ResponseFormat(
+            name="minicpm5",
+            anchor=_CHATML,
+            regions=(
+                _THINK,
+                Region(
+                    kind="calls",
+                    open=Literals(['<function name="']),
+                    calls=TaggedCalls(
+                        name=("", '">'),
+                        key=('<param name="', '">'),
+                        value=("", "</param>"),
+                        end="</function>",
+                        quotes=("<![CDATA[", "]]>"),
+                    ),
+                ),
+            ),
+            bare=_BARE,
+            signs=('<function name="', '<param name="'),
+        ),
+        ResponseFormat(
             name="glm45",
             anchor=Literals(["<|assistant|>"]),
             regions=(_THINK, Region(kind="calls", open=Literals(["<tool_call>"]), calls=_ARG_TAGS)),

@@ -251,7 +251,7 @@ class _Writer:
         """Return a rule for any text without the other marks, and the mark that ends it."""
         text = "/(?s:.*)/" + "".join(map(_without, others))
         if mark in self._special:
-            return f"{self.rule('BEFORE_' if others else 'TEXT_', text)} {self.text(mark)}"
+            return f"{self.rule(f'BEFORE{len(self._rules)}_' if others else 'TEXT_', text)} {self.text(mark)}"
         name = f"before{len(self._rules)}"
         self.rule(f"{name}[suffix={_quoted(mark)}]", text)
         return name
@@ -346,10 +346,13 @@ class _Tags:
 
     def _value(self, schema: object) -> str:
         """Return a rule for a value and the tag behind it."""
-        writer, end = self._writer, self._calls.value[1]
+        writer, end, (opening, quote) = self._writer, self._calls.value[1], self._calls.quotes
         options = self._options(schema, set())
-        if not options:
+        if not options and not opening:
             return writer.text_before(end)
+        if not options:
+            quoted = f"{writer.text(opening)} {writer.text_before(quote)} {writer.text(end)}"
+            return writer.rule(f"value{len(writer._rules)}", f"{writer.text_before(end, [opening])} | {quoted}")
         closing = f"{_NEWLINE if self._calls.has_lines else ''} {writer.text(end)}"
         return f"{writer.rule(f'value{len(writer._rules)}', ' | '.join(options))} {closing}"
 

@@ -29,9 +29,10 @@ class TaggedCalls:
 
     name, key, value: the texts around the name of the tool, a key and a value. Those around the name, and the one
     before a value, may be empty; without a text before the name, a region has one call. end: the text that ends a call.
-    has_lines: a value is on lines of its own, so one newline at each of its ends is not part of it. unmarked: the mark
-    before the region may be part of other text, so the name must be that of a known tool, and the region ends where no
-    call can follow. listed, separators: as of `JsonCalls`.
+    quotes: the texts around a value that contains the beginning of a tag, inside of those of the value; "" if there are
+    none. has_lines: a value is on lines of its own, so one newline at each of its ends is not part of it. unmarked: the
+    mark before the region may be part of other text, so the name must be that of a known tool, and the region ends
+    where no call can follow. listed, separators: as of `JsonCalls`.
 
     The types of values are those of the tools' schemas: see `value_as_json`.
     """
@@ -40,6 +41,7 @@ class TaggedCalls:
     key: tuple[str, str]
     value: tuple[str, str]
     end: str
+    quotes: tuple[str, str] = ("", "")
     has_lines: bool = False
     unmarked: bool = False
     listed: ClassVar[bool] = False
@@ -83,7 +85,8 @@ class TaggedCallsReader(CallsReader):
     """Read `TaggedCalls`. A value that can only be a string is sent piece by piece, any other as a whole."""
 
     __slots__ = (
-        "_calls", "_held", "_is_ended", "_is_first", "_newline", "_pieces", "_schema", "_tags", "_types", "_word",
+        "_calls", "_close", "_held", "_is_ended", "_is_first", "_newline", "_pieces", "_schema", "_tags", "_types",
+        "_word",
     )  # fmt: skip
 
     def __init__(self, calls: TaggedCalls, sink: CallSink) -> None:
@@ -96,7 +99,8 @@ class TaggedCallsReader(CallsReader):
         self._is_first = True  # the next argument is the first one
         self._types: frozenset[str] | None = None  # the types of a value
         self._pieces: list[str] = []  # the parts of a value
-        self._held = ""  # the beginning of the tag behind a value
+        self._close = ""  # the text that ends a value
+        self._held = ""  # the beginning of this text
         self._newline: str | None = None  # a newline that may be the last of a value; None at its beginning
 
     @property
@@ -188,21 +192,40 @@ class TaggedCallsReader(CallsReader):
         self._types = types_of(parameter_schema(self._schema, self._word), self._schema)
         if self._types == _TEXT:
             self._sink.arguments('"')
-            self._expect = self._in_text
+        self._close, self._expect = self._calls.value[1], self._in_quotes
+        if not self._calls.quotes[0]:
+            self._expect_value()
+
+    def _expect_value(self) -> None:
+        self._expect = self._in_text if self._types == _TEXT else self._in_value
+
+    def _in_quotes(self, text: str, at: int) -> int:
+        """Read the text before a value that contains the beginning of a tag, if it is there."""
+        opening, closing = self._calls.quotes
+        if text.startswith(opening, at):
+            at, self._close = at + len(opening), closing
+        elif opening.startswith(text[at:]):
+            return at
+        self._expect_value()
+        return at
+
+    def _end_value(self) -> None:
+        if self._close == self._calls.value[1]:
+            self._expect_argument()
         else:
-            self._expect = self._in_value
+            self._after({self._calls.value[1]: self._expect_argument})
 
     def _in_value(self, text: str, at: int) -> int:
-        piece, self._held, at, is_closed = until(self._calls.value[1], self._held, text, at)
+        piece, self._held, at, is_closed = until(self._close, self._held, text, at)
         self._pieces.append(piece)
         if is_closed:
             self._sink.arguments(value_as_json(self._calls.written("".join(self._pieces)), self._types))
-            self._expect_argument()
+            self._end_value()
         return at
 
     def _in_text(self, text: str, at: int) -> int:
         """Read more of a string. One newline at each end of it may be part of the tags."""
-        piece, self._held, at, is_closed = until(self._calls.value[1], self._held, text, at)
+        piece, self._held, at, is_closed = until(self._close, self._held, text, at)
         if self._calls.has_lines and piece:
             piece = piece.removeprefix("\n") if self._newline is None else self._newline + piece
             self._newline = "\n" if piece.endswith("\n") else ""
@@ -210,5 +233,5 @@ class TaggedCallsReader(CallsReader):
         self._sink.arguments(escaped(piece))
         if is_closed:
             self._sink.arguments('"')
-            self._expect_argument()
+            self._end_value()
         return at
