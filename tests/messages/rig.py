@@ -158,6 +158,21 @@ def minimax_m1(calls):
     return "\n".join(["<tool_calls>", *texts, "</tool_calls>"])
 
 
+def apriel(calls):
+    return f"<tool_calls>{granite3(calls).removeprefix('<|tool_call|>')}</tool_calls>"
+
+
+def gigachat31(calls):
+    return "".join(
+        f"<|function_call|>{json.dumps({'name': name, 'arguments': arguments})}" for name, arguments in calls
+    )
+
+
+def minicpm3(calls):
+    texts = (f"{name}({','.join(f'{key}={json.dumps(value)}' for key, value in a.items())})" for name, a in calls)
+    return "\n".join(["<|tool_call_start|>", "```python", *texts, "```", "<|tool_call_end|>"])
+
+
 WRITERS = {
     "harmony": harmony,
     "hermes": hermes,
@@ -179,6 +194,9 @@ WRITERS = {
     "deepseek31": deepseek31,
     "kimi_k2": kimi_k2,
     "minimax_m1": minimax_m1,
+    "apriel": apriel,
+    "gigachat31": gigachat31,
+    "minicpm3": minicpm3,
 }
 THINKS = {
     "harmony": ("<|channel|>analysis<|message|>", "<|end|>"),
@@ -189,6 +207,8 @@ THINKS = {
     "mistral3": ("[THINK]", "[/THINK]"),
     "granite3": ("<think>", "</think>"),
     "command": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "apriel": ("Here are my reasoning steps:\n", "\n[BEGIN FINAL RESPONSE]\n"),
+    "minicpm3": ("<|thought_start|>\n", "\n<|thought_end|>\n"),
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
     **dict.fromkeys(
         ("phi4", "nemotron2", "olmo3", "deepseek", "deepseek31", "kimi_k2", "minimax_m1"),

@@ -14,7 +14,9 @@ from messages.render_calls import CALLS, TOOLS, conversation
 from messages.rig import in_pieces
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "rendered_calls.json").read_text())["cases"]
-ENDS = re.compile(r"<\|im_end\|>|<｜end▁of▁sentence｜>|\[e~\[|<end_of_sentence>|<\|end\|>|<SPECIAL_12>")
+ENDS = re.compile(
+    r"<\|im_end\|>|<｜end▁of▁sentence｜>|\[e~\[|<end_of_sentence>|<\|end\|>|<SPECIAL_12>|<｜hy_eos:opensource｜>"
+)
 EVERY = range(2000)
 EACH = pytest.mark.parametrize("name", CASES)
 
@@ -38,9 +40,11 @@ def test_calls_of_a_conversation_are_read_back(name):
         assert contents == ["Well."] * CASES[name]["text"].count("Well.")
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "llama-cpp-Phi-4-mini-instruct"])
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"llama-cpp-Phi-4-mini-instruct", "Apriel-1.5", "Apriel-1.6"}))
 def test_the_grammar_allows_what_a_template_writes(name):
-    """Phi-4-mini writes its calls as a list, as its vendor says; the template of llama.cpp does not."""
+    """Phi-4-mini writes its calls as a list, as its vendor says; the template of llama.cpp does not. Those of Apriel
+    write ids into earlier calls, and ask for calls without them.
+    """
     grammars = pytest.importorskip("messages.test_call_grammar")
     format, answers = answers_of(name)
     (text, *_) = [text.strip() for _, text in answers if "weather" in text]
@@ -57,13 +61,15 @@ def test_the_grammar_allows_what_a_template_writes(name):
         ("deepseek31", "<｜User｜>a<｜Assistant｜></think>", None, "so</think>yes"),
         ("deepseek31", "<｜User｜>a<｜Assistant｜><think>", "so", "yes"),
         ("minimax_m2", "]~b]user\na[e~[\n]~b]ai\n<think>\n", "so", "yes"),
+        ("hy3", "<｜hy_User:opensource｜>a<｜hy_Assistant:opensource｜><think:opensource>", "so", "yes"),
     ],
 )
 def test_reasoning_that_the_prompt_opens(name, prompt, reasoning, content):
-    message = parse_message("so</think>yes", FORMATS[name], prompt=prompt)
+    end = FORMATS[name].reasoning_marks[1]
+    message = parse_message(f"so{end}yes", FORMATS[name], prompt=prompt)
     assert (message.reasoning, message.content) == (reasoning, content)
     call = '{"name": "f", "arguments": {}}'  # nothing of the answer comes before it
-    assert parse_message(f"{reasoning or ''}</think>{call}" if reasoning else call, FORMATS[name], prompt=prompt,
+    assert parse_message(f"{reasoning or ''}{end}{call}" if reasoning else call, FORMATS[name], prompt=prompt,
                          tool_names=["f"]).tool_calls  # fmt: skip
 
 
@@ -78,6 +84,28 @@ def test_a_call_ends_the_reasoning(name):
         assert in_pieces(f"<think>Hm.{mark[:-1]}", cuts, format).reasoning == "Hm."
         message = in_pieces(f"<think>Hm.{call}", cuts, format.without_calls(), prompt=prompt)
         assert (message.reasoning, message.content) == (f"Hm.{call}".strip(), "")
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "output"),
+    [
+        ("apriel", "<|begin_assistant|>\nHere are my reasoning steps:\n", "Hm.\n[BEGIN FINAL RESPONSE]\nWell.$"),
+        (
+            "apriel",
+            "<|assistant|>\n",
+            "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nWell.$\n[END FINAL RESPONSE]",
+        ),
+    ],
+)
+def test_marks_around_an_answer_are_no_part_of_it(name, prompt, output):
+    for format in (FORMATS[name], FORMATS[name].with_generic_calls()):
+        call = CALL if format.is_generic else ""
+        for cuts in ((), EVERY):
+            message = in_pieces(output.replace("$", call), cuts, format, prompt=prompt)
+            assert (message.reasoning, message.content, len(message.tool_calls)) == ("Hm.", "Well.", len(call) > 0)
 
 
 def test_names_of_apertus_calls_are_keys():

@@ -437,6 +437,29 @@ FORMATS = {
             signs=("<minimax:tool_call>", "<invoke name="),
         ),
         ResponseFormat(
+            name="apriel",
+            anchor=Literals(["<|assistant|>", "<|begin_assistant|>"]),
+            regions=(
+                _between(
+                    "reasoning",
+                    "Here are my reasoning steps:",
+                    "[BEGIN FINAL RESPONSE]",
+                    until=Literals(["<tool_calls>"]),
+                ),
+                _between("calls", "<tool_calls>", "</tool_calls>", calls=JsonCalls(listed=True)),
+            ),
+            outside=Region(kind="content", close=Literals(["[END FINAL RESPONSE]"])),
+            bare=_BARE,
+            signs=("<tool_calls>[", "[BEGIN FINAL RESPONSE]"),
+        ),
+        ResponseFormat(
+            name="gigachat31",
+            anchor=Literals(["assistant<|role_sep|>"]),
+            regions=(Region(kind="calls", open=Literals(["<|function_call|>"]), calls=JsonCalls()),),
+            bare=_BARE,
+            signs=("<|function_call|>", "<|role_sep|>"),
+        ),
+        ResponseFormat(
             name="smollm2",
             anchor=_CHATML,
             regions=(_THINK, _between("calls", "<tool_call>", "</tool_call>", calls=JsonCalls(listed=True))),
@@ -485,6 +508,28 @@ FORMATS = {
             signs=("<arg_key>", "<arg_value>"),
         ),
         ResponseFormat(
+            name="hy3",
+            anchor=Literals(["<｜hy_Assistant:opensource｜>"]),
+            regions=(
+                _between("reasoning", "<think:opensource>", "</think:opensource>"),
+                _between(
+                    "calls",
+                    "<tool_calls:opensource>",
+                    "</tool_calls:opensource>",
+                    calls=TaggedCalls(
+                        name=("<tool_call:opensource>", "<tool_sep:opensource>"),
+                        key=("<arg_key:opensource>", "</arg_key:opensource>"),
+                        value=("<arg_value:opensource>", "</arg_value:opensource>"),
+                        end="</tool_call:opensource>",
+                    ),
+                    padding="\n",
+                    between="\n",
+                ),
+            ),
+            bare=_BARE,
+            signs=(":opensource", "<tool_sep{}>"),
+        ),
+        ResponseFormat(
             name="seed_oss",
             anchor=Literals(["<seed:bos>assistant"]),
             regions=(
@@ -509,6 +554,23 @@ FORMATS = {
             ),
             bare=_BARE,
             signs=("<tool_call>",),
+        ),
+        ResponseFormat(
+            name="minicpm3",
+            anchor=_CHATML,
+            regions=(
+                _between("reasoning", "<|thought_start|>", "<|thought_end|>"),
+                Region(
+                    kind="calls",
+                    open=Literals(["<|tool_call_start|>\n```python", "<|tool_call_start|>"]),
+                    close=Literals(["```\n<|tool_call_end|>", "<|tool_call_end|>"]),
+                    calls=NamedCalls(notation=PYTHON, opening="("),
+                    padding="\n",
+                    between="\n",
+                ),
+            ),
+            bare=_BARE,
+            signs=("<|tool_call_start|>", "<|thought_start|>"),
         ),
         ResponseFormat(
             name="lfm2",
