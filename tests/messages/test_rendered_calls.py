@@ -98,6 +98,13 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
             "<|assistant|>\n",
             "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nWell.$\n[END FINAL RESPONSE]",
         ),
+        ("minimax_m3", "]~b]ai\n", "<mm:think>Hm.</mm:think>Well.$"),
+        (
+            "kimi_k3",
+            '<|open|>message role="assistant"<|sep|><|open|>think<|sep|>',
+            "Hm.<|close|>think<|sep|><|open|>response<|sep|>Well.$<|close|>response<|sep|><|close|>message<|sep|>",
+        ),
+        ("solar_open", "<|begin|>assistant", "<|think|>Hm.<|end|><|begin|>assistant<|content|>Well.$<|end|>"),
     ],
 )
 def test_marks_around_an_answer_are_no_part_of_it(name, prompt, output):

@@ -437,6 +437,12 @@ FORMATS = {
             signs=("<minimax:tool_call>", "<invoke name="),
         ),
         ResponseFormat(
+            name="minimax_m3",
+            anchor=Literals(["]~b]ai"]),
+            regions=(_between("reasoning", "<mm:think>", "</mm:think>"),),
+            signs=("<mm:think>",),
+        ),
+        ResponseFormat(
             name="apriel",
             anchor=Literals(["<|assistant|>", "<|begin_assistant|>"]),
             regions=(
@@ -577,6 +583,30 @@ FORMATS = {
             anchor=_CHATML,
             regions=(_THINK, _between("calls", "<|tool_call_start|>", "<|tool_call_end|>", calls=_MARKED_PYTHONIC)),
             signs=("List of tools: ", "<|im_start|>"),
+        ),
+        # The notations of calls of these formats are not known, so tools are in words.
+        ResponseFormat(
+            name="kimi_k3",
+            anchor=Literals(['<|open|>message role="assistant"<|sep|>']),
+            regions=(_between("reasoning", "<|open|>think<|sep|>", "<|close|>think<|sep|>"),),
+            outside=replace(
+                CONTENT,
+                close=Literals(["<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"]),
+            ),
+            signs=("<|open|>", "<|end_of_msg|>"),
+        ),
+        ResponseFormat(
+            name="solar_open",
+            anchor=Literals(["<|begin|>assistant"]),
+            regions=(
+                Region(
+                    kind="reasoning",
+                    open=Literals(["<|think|>", "<|begin|>assistant<|think|>"]),
+                    close=Literals(["<|end|>"]),
+                ),
+            ),
+            outside=replace(CONTENT, close=Literals(["<|content|>", "<|begin|>assistant<|content|>", "<|end|>"])),
+            signs=("<|think|>", "<|begin|>assistant"),
         ),
         ResponseFormat(name="think", anchor=_CHATML, regions=(_THINK,), signs=("<think>",)),
         ResponseFormat(name="plain", regions=()),
