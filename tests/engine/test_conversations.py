@@ -395,6 +395,11 @@ def test_a_template_that_names_tools_but_does_not_read_them_has_them_in_words():
         (']~<tool_call>]~<invoke name="$N">]~<a>{{ f.arguments.a }}]~</a>]~</invoke>]~</tool_call>', "hermes", False),
         ('{# <tool_call> #}<tool_calls>[{"name": "$N", "arguments": $A}]</tool_calls>', "hermes", False),
         ("{# <|start_header_id|> #}<function=$N>$A</function>", "llama3", False),
+        (
+            "{# List of tools: #}<|tool_call_start|>[$N(a='{{ f.arguments.a }}')]<|tool_call_end|><|im_start|>",
+            "lfm2",
+            True,
+        ),
         ("{# <|start_header_id|> #}{{ raise_exception('$N') }}", "llama3", True),
     ],
 )

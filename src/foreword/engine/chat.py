@@ -399,12 +399,19 @@ def _reads_calls(tokenizer: Tokenizer, format: ResponseFormat, **chosen: Any) ->
     if tokenizer.response_template is not None or not (text := tokenizer.written_call(**chosen)):
         return True
     anchor = format.anchor.find(text, 0, at_end=True)[0] if format.anchor is not None else None
-    messages = [  # the text before the answer may be part of a mark
-        parse_message(text[start:], format, tool_names=[WRITTEN_CALL[0]])
-        for start in (0, anchor.end if anchor is not None else 0)
-    ]
-    calls = [call for message in messages for call in message.tool_calls if call.error is None]
-    return any((call.name, json.loads(call.arguments)) == WRITTEN_CALL for call in calls)
+    # The text before the answer may be part of a mark.
+    parts = (text, text[anchor.end :]) if anchor is not None else (text,)
+    name, arguments = WRITTEN_CALL
+    calls = (call for part in parts for call in parse_message(part, format, tool_names=[name]).tool_calls)
+    return any(
+        call.error is None and call.name == name and _as_texts(json.loads(call.arguments)) == _as_texts(arguments)
+        for call in calls
+    )
+
+
+def _as_texts(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the arguments with values as texts, as some templates write all values."""
+    return {key: str(value) for key, value in arguments.items()}
 
 
 def _after_opened_reasoning(params: SamplingParams, format: ResponseFormat, prompt: str) -> SamplingParams:

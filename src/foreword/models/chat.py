@@ -74,7 +74,7 @@ class ChatTemplate:
         this call.
         """
         name, arguments = WRITTEN_CALL
-        said = {"type": "string", "description": name}
+        said = {"type": "integer", "description": name}
         schema = {"type": "object", "properties": dict.fromkeys(arguments, said), "required": [*arguments]}
         tool = {"type": "function", "function": {"name": name, "description": name, "parameters": schema}}
         call = {"id": name, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -20,9 +20,10 @@ MAX_VALUES = 1 << 18
 as well.
 """
 
-WRITTEN_CALL = ("call00000", {"a": "b"})
+WRITTEN_CALL = ("call00000", {"a": 1})
 """The call that shows how a chat template writes calls: its name and arguments. The name is also its id, because some
-templates write the id in place of the name, and some refuse ids of other lengths.
+templates write the id in place of the name, and some refuse ids of other lengths. The value is a number, because some
+templates of Python's notation write texts without quotation marks.
 """
 
 
