@@ -162,6 +162,11 @@ def apriel(calls):
     return f"<tool_calls>{granite3(calls).removeprefix('<|tool_call|>')}</tool_calls>"
 
 
+def internlm2(calls):
+    texts = (json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls)
+    return "".join(f"<|action_start|><|plugin|>\n{text}<|action_end|>" for text in texts)
+
+
 def gigachat31(calls):
     return "".join(
         f"<|function_call|>{json.dumps({'name': name, 'arguments': arguments})}" for name, arguments in calls
@@ -195,6 +200,8 @@ WRITERS = {
     "kimi_k2": kimi_k2,
     "minimax_m1": minimax_m1,
     "apriel": apriel,
+    "hunyuan": apriel,
+    "internlm2": internlm2,
     "gigachat31": gigachat31,
     "minicpm3": minicpm3,
 }
@@ -207,6 +214,7 @@ THINKS = {
     "mistral3": ("[THINK]", "[/THINK]"),
     "granite3": ("<think>", "</think>"),
     "command": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "hunyuan": ("<think>\n", "\n</think>\n"),
     "apriel": ("Here are my reasoning steps:\n", "\n[BEGIN FINAL RESPONSE]\n"),
     "minicpm3": ("<|thought_start|>\n", "\n<|thought_end|>\n"),
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),

@@ -359,6 +359,20 @@ def test_the_example_of_the_page_runs(capsys):
     assert arguments == '{"city": "Paris"}'
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}',
+        "[f(a=1), g()]",
+        '<|python_start|><|python_end|>{"name": "f", "parameters": {"a": 1}}{"name": "g", "parameters": {}}',
+        "<|python_start|>[f(a=1), g()]<|python_end|>",
+    ],
+)
+def test_llama_4_has_calls_with_and_without_marks(text):
+    message = in_pieces(text, EVERY, FORMATS["llama4"], tool_names=["f", "g"])
+    assert (message.content, calls_of(message)) == ("", [("f", {"a": 1}), ("g", {})])
+
+
 def test_a_call_of_mistral_may_have_an_id_before_its_arguments():
     text = 'Yes.[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a": [1]}[TOOL_CALLS]g[ARGS]{}'
     message = in_pieces(text, EVERY, FORMATS["mistral3"])
@@ -427,6 +441,7 @@ def test_damage_between_calls_loses_no_text(writer):
 @pytest.mark.parametrize(
     ("sign", "name"),
     [
+        ("{{- '<|header_start|>assistant<|header_end|>' -}}", "llama4"),
         ("List of tools: <|tool_list_start|>[", "lfm2"),
         ("List of tools: [{% endif %}{{ content.split('</think>')[-1] }}{% if tools %}", "lfm2"),
         ("List of tools: {% endif %}{{ '<think>' ~ thinking ~ '<|tool_call_start|>[' }}{% if tools %}", "lfm2"),

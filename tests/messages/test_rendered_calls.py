@@ -15,7 +15,7 @@ from messages.rig import in_pieces
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "rendered_calls.json").read_text())["cases"]
 ENDS = re.compile(
-    r"<\|im_end\|>|<｜end▁of▁sentence｜>|\[e~\[|<end_of_sentence>|<\|end\|>|<SPECIAL_12>|<｜hy_eos:opensource｜>"
+    r"<\|im_end\|>|<｜end▁of▁sentence｜>|\[e~\[|<end_of_sentence>|<\|end\|>|<SPECIAL_12>|<｜hy_eos:opensource｜>|<\|eos\|>"
 )
 EVERY = range(2000)
 EACH = pytest.mark.parametrize("name", CASES)
@@ -98,6 +98,8 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
             "<|assistant|>\n",
             "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nWell.$\n[END FINAL RESPONSE]",
         ),
+        ("hunyuan", "a<|extra_0|>", "<think>\nHm.\n</think>\n<answer>\nWell.$\n</answer>"),
+        ("hunyuan", "a<|extra_0|>", "<think>\nHm.\n</think>\n助手：Well.$"),
         ("minimax_m3", "]~b]ai\n", "<mm:think>Hm.</mm:think>Well.$"),
         (
             "kimi_k3",

@@ -255,6 +255,18 @@ FORMATS = {
             signs=("<|start_header_id|>",),
         ),
         ResponseFormat(
+            name="llama4",
+            anchor=Literals(["<|header_start|>assistant<|header_end|>"]),
+            regions=(
+                Region(kind="calls", unmarked="{", calls=_LLAMA_UNMARKED),
+                Region(kind="calls", unmarked="[", calls=_PYTHONIC),
+                Region(kind="calls", open=Literals(["<|python_start|><|python_end|>"]), calls=_LLAMA),
+                _between("calls", "<|python_start|>", "<|python_end|>", calls=_MARKED_PYTHONIC),
+            ),
+            bare=_BARE,
+            signs=("<|header_start|>",),
+        ),
+        ResponseFormat(
             name="mistral3",
             anchor=_INST,
             regions=(
@@ -457,6 +469,28 @@ FORMATS = {
             outside=Region(kind="content", close=Literals(["[END FINAL RESPONSE]"])),
             bare=_BARE,
             signs=("<tool_calls>[", "[BEGIN FINAL RESPONSE]"),
+        ),
+        ResponseFormat(
+            name="hunyuan",
+            anchor=Literals(["<|extra_0|>"]),
+            regions=(_THINK, _between("calls", "<tool_calls>", "</tool_calls>", calls=JsonCalls(listed=True))),
+            outside=replace(CONTENT, close=Literals(["<answer>", "</answer>", "助手："])),
+            bare=_BARE,
+            signs=("<tool_calls>[", "<|extra_0|>"),
+        ),
+        ResponseFormat(
+            name="internlm2",
+            anchor=_CHATML,
+            regions=(
+                Region(
+                    kind="calls",
+                    open=Literals(["<|action_start|><|plugin|>\n", "<|action_start|><|plugin|>"]),
+                    close=Literals(["<|action_end|>"]),
+                    calls=JsonCalls(),
+                ),
+            ),
+            bare=_BARE,
+            signs=("<|action_start|><|plugin|>",),
         ),
         ResponseFormat(
             name="gigachat31",
