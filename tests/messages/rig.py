@@ -201,6 +201,7 @@ WRITERS = {
     "minimax_m1": minimax_m1,
     "apriel": apriel,
     "hunyuan": apriel,
+    "ernie45": hermes,
     "internlm2": internlm2,
     "gigachat31": gigachat31,
     "minicpm3": minicpm3,

@@ -441,6 +441,7 @@ def test_damage_between_calls_loses_no_text(writer):
 @pytest.mark.parametrize(
     ("sign", "name"),
     [
+        ("think_mode=True\n</global_setting>{# <global_setting> <tool_call> #}{{ '<response>\n' }}", "ernie45"),
         ("{{- '<|header_start|>assistant<|header_end|>' -}}", "llama4"),
         ("List of tools: <|tool_list_start|>[", "lfm2"),
         ("List of tools: [{% endif %}{{ content.split('</think>')[-1] }}{% if tools %}", "lfm2"),

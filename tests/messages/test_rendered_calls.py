@@ -99,6 +99,8 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
             "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nWell.$\n[END FINAL RESPONSE]",
         ),
         ("hunyuan", "a<|extra_0|>", "<think>\nHm.\n</think>\n<answer>\nWell.$\n</answer>"),
+        ("ernie45", "<|im_start|>assistant\n<think>\n", "Hm.\n</think>\n\n<response>\nWell.$\n</response>\n"),
+        ("ernie45", "<|im_start|>assistant\n<think>\n", "Hm.\n</think>\n\n<response>\nWell.\n</response>\n$"),
         ("hunyuan", "a<|extra_0|>", "<think>\nHm.\n</think>\n助手：Well.$"),
         ("minimax_m3", "]~b]ai\n", "<mm:think>Hm.</mm:think>Well.$"),
         (

@@ -586,6 +586,14 @@ FORMATS = {
             signs=("<seed:tool_call>", "<function="),
         ),
         ResponseFormat(
+            name="ernie45",
+            anchor=_CHATML,
+            regions=(_THINK, _between("calls", "<tool_call>", "</tool_call>", calls=JsonCalls(), padding="\n")),
+            outside=replace(CONTENT, close=Literals(["<response>", "</response>"])),
+            bare=_BARE,
+            signs=("<global_setting>", "<response>"),
+        ),
+        ResponseFormat(
             name="hermes",
             anchor=_CHATML,
             regions=(
