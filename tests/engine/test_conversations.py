@@ -413,6 +413,29 @@ def test_tools_are_in_words_where_a_template_writes_calls_in_another_notation_th
     assert not chat({"tools": TOOLS, "message_format": name}, tokenizer=tokenizer_with(template)).format.is_generic
 
 
+@pytest.mark.parametrize(
+    ("sign", "written"),
+    [
+        ("<tool_call>", "<tool_call>\n{$A}\n</tool_call>\n<tool_call>\n{$B}\n</tool_call>"),
+        ("<tool_call>[", "<tool_call>[{$A}, {$B}]</tool_call>"),
+        ("List of tools: <|im_start|>", "<|tool_call_start|>[f(a='é'), f()]<|tool_call_end|>"),
+    ],
+)
+def test_calls_are_in_the_content_where_a_template_does_not_show_them(sign, written):
+    """They are as the model wrote them, and a later answer is read in the same notation."""
+    template = (
+        f"{{{{ tools | tojson if tools }}}}{{% for m in messages %}}[{{{{ m.content }}}}]{{% endfor %}}{{# {sign} #}}"
+    )
+    tokenizer, calls = tokenizer_with(template), [{"name": "f", "arguments": a} for a in ('{"a": "é"}', "")]
+    messages = [*ASK, {"role": "assistant", "content": "Well.", "tool_calls": calls}]
+    asked = make_chat(tokenizer, messages, DEFAULT_PARAMS, 1000, chat_options(tokenizer, {"tools": TOOLS}))
+    text = written.replace("$A", '"name": "f", "arguments": {"a": "é"}').replace("$B", '"name": "f", "arguments": {}')
+    assert asked.text.removeprefix(json.dumps(TOOLS)) in (f"[hello][Well.{text}]", f"[hello][Well.\n{text}]")
+    assert not asked.format.is_generic
+    read = parse_message(f"Well.{text}", asked.format).tool_calls
+    assert [(call.name, json.loads(call.arguments)) for call in read] == [("f", {"a": "é"}), ("f", {})]
+
+
 def test_a_template_that_refuses_the_system_has_the_tools_in_the_users_message():
     template = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"

@@ -55,7 +55,7 @@ def rendered(source):
         text = template.render(
             conversation(content),
             tools=None if told else TOOLS,
-            in_words=partial(told, tools=TOOLS) if told else None,
+            in_words=partial(told, tools=TOOLS) if told else format.in_content if template.written_call == "" else None,
             call_ids=format.call_ids,
             add_generation_prompt=False,
         )

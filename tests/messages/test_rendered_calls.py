@@ -16,6 +16,7 @@ from messages.rig import in_pieces
 CASES = json.loads((Path(__file__).parents[1] / "data" / "rendered_calls.json").read_text())["cases"]
 ENDS = re.compile(
     r"<\|im_end\|>|<｜end▁of▁sentence｜>|\[e~\[|<end_of_sentence>|<\|end\|>|<SPECIAL_12>|<｜hy_eos:opensource｜>|<\|eos\|>"
+    r"|<\|end_of_text\|>"
 )
 EVERY = range(2000)
 EACH = pytest.mark.parametrize("name", CASES)

@@ -296,18 +296,18 @@ def _written(
     given = options.get("message_format")
     format = given if isinstance(given, ResponseFormat) else _format(tokenizer, source, given)
     shows_tools = "tools" in tokenizer.template_variables(tools=bool(tools), **chosen)
-    if given is None and (
-        (tools and not (format.calls_region and _reads_calls(tokenizer, format, **chosen)))
-        or not (shows_tools or format.told)
-    ):
+    shown = [_without_strict(tool) for tool in described or ()]
+    call = tokenizer.written_call(tools=bool(tools), **chosen)
+    is_own = tokenizer.response_template is not None or not call or _reads(format, call)
+    if given is None and ((tools and not (format.calls_region and is_own)) or not (shows_tools or format.told)):
         format = format.with_generic_calls()
     told = format.told if format.is_generic or not shows_tools else None
+    convert = partial(told, tools=shown) if told else format.in_content if call == "" else None
     variables = _variables(tokenizer, source, format, options)
-    shown = [_without_strict(tool) for tool in described or ()]
     text = tokenizer.apply_chat_template(
         messages,
         tools=[] if told else shown,
-        in_words=partial(told, tools=shown) if told else None,
+        in_words=convert,
         call_ids=format.call_ids,
         **chosen,
         add_generation_prompt=options.get("add_generation_prompt", True),
@@ -394,10 +394,8 @@ def _format(tokenizer: Tokenizer, chat_template: str, name: str | None) -> Respo
     return format_of_template(chat_template)
 
 
-def _reads_calls(tokenizer: Tokenizer, format: ResponseFormat, **chosen: Any) -> bool:
-    """Return False if the chat template writes a call in a notation that is not the format's."""
-    if tokenizer.response_template is not None or not (text := tokenizer.written_call(**chosen)):
-        return True
+def _reads(format: ResponseFormat, text: str) -> bool:
+    """Return whether the format reads the call that a chat template writes: `WRITTEN_CALL`."""
     anchor = format.anchor.find(text, 0, at_end=True)[0] if format.anchor is not None else None
     # The text before the answer may be part of a mark.
     parts = (text, text[anchor.end :]) if anchor is not None else (text,)

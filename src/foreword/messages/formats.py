@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from foreword.errors import ConfigError
 from foreword.messages.calls import CallSink, CallsReader, JsonCalls, NamedCalls
-from foreword.messages.generic import CALL, CALL_END, Told, deepseek31_messages, in_words, phi4_messages
+from foreword.messages.generic import (
+    CALL,
+    CALL_END,
+    Message,
+    Told,
+    deepseek31_messages,
+    in_words,
+    json_call,
+    phi4_messages,
+    python_call,
+    with_written_calls,
+)
 from foreword.messages.markers import Literals, Marker
 from foreword.messages.notation import PYTHON, Notation, Quotes
 from foreword.messages.tagged_calls import TaggedCalls
@@ -132,6 +143,31 @@ class ResponseFormat:
     def marks_calls(self) -> bool:
         """Return whether a grammar can write the calls, each after a mark that no other text contains."""
         return self.writes_calls and self.calls_region is not None and self.calls_region.open is not None
+
+    @cached_property
+    def in_content(self) -> Callable[..., list[Message]] | None:
+        """Return what makes the messages for a chat template that does not show calls, or None if no call can be
+        written into a content. They are written in the notations of JSON and Python, between marks.
+        """
+        region = self.calls_region
+        calls = region.calls if region is not None else None
+        if region is None or not isinstance(region.open, Literals):
+            return None
+        if isinstance(calls, JsonCalls) and (calls.name, calls.arguments) == ("name", "arguments"):
+            write = json_call
+        elif isinstance(calls, NamedCalls) and calls.notation == PYTHON and calls.listed:
+            write = python_call
+        else:
+            return None
+        first, last = (mark.texts[0] if isinstance(mark, Literals) else "" for mark in (region.open, region.close))
+        first, last = first + region.padding, region.padding + last
+
+        def written(functions: Sequence[Mapping[str, Any]]) -> str:
+            if calls.listed:
+                return f"{first}[{', '.join(map(write, functions))}]{last}"
+            return region.padding.join(f"{first}{write(function)}{last}" for function in functions)
+
+        return lambda messages, *, takes_system: with_written_calls(messages, written, region.padding)
 
     @property
     def is_generic(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 Message = dict[str, Any]
@@ -80,6 +80,22 @@ def deepseek31_messages(
     return _described([*messages], instructions(tools, _DEEPSEEK_CALLS), takes_system) if tools else [*messages]
 
 
+def with_written_calls(
+    messages: Sequence[Message], write: Callable[[Sequence[Mapping[str, Any]]], str], between: str = ""
+) -> list[Message]:
+    """Convert checked messages for a chat template that does not show calls: they are in the content of their message.
+
+    write: returns the text of the functions of calls, which have names and arguments.
+    """
+    found: list[Message] = []
+    for message in messages:
+        made = {name: value for name, value in message.items() if name != "tool_calls"}
+        if calls := message.get("tool_calls"):
+            made["content"] = _joined(message["content"] or "", write([*map(_function, calls)]), between)
+        found.append(made)
+    return found
+
+
 def phi4_messages(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, takes_system: bool = True
 ) -> list[Message]:
@@ -87,15 +103,12 @@ def phi4_messages(
     system's message, calls are in the content of their message, and results have the role that the vocabulary has a
     token for.
     """
-    found: list[Message] = []
-    for message in messages:
-        made = {name: value for name, value in message.items() if name != "tool_calls"}
-        if calls := message.get("tool_calls"):
-            written = f"<|tool_call|>[{', '.join(map(_call_object, calls))}]<|/tool_call|>"
-            made["content"] = _joined(message["content"] or "", written, "")
+    found = with_written_calls(
+        messages, lambda calls: f"<|tool_call|>[{', '.join(map(json_call, calls))}]<|/tool_call|>"
+    )
+    for made in found:
         if made["role"] in ("tool", "function"):
             made["role"] = "tool_response"
-        found.append(made)
     if tools:
         if found[0]["role"] != "system":
             found.insert(0, {"role": "system", "content": "You are a helpful assistant with some tools."})
@@ -116,14 +129,22 @@ def _described(messages: list[Message], text: str, takes_system: bool) -> list[M
 
 
 def _call(call: Mapping[str, Any]) -> str:
-    return f"{CALL}\n{_call_object(call)}\n{CALL_END}"
+    return f"{CALL}\n{json_call(_function(call))}\n{CALL_END}"
 
 
-def _call_object(call: Mapping[str, Any]) -> str:
-    function = _function(call)
+def json_call(function: Mapping[str, Any]) -> str:
+    """Return the function of a call as JSON."""
     arguments = function["arguments"]
     written = arguments if isinstance(arguments, str) else _json(arguments)
     return f'{{"name": {_json(function["name"])}, "arguments": {written}}}'
+
+
+def python_call(function: Mapping[str, Any]) -> str:
+    """Return the function of a call in Python's notation."""
+    arguments = function["arguments"]
+    if isinstance(arguments, Mapping):
+        arguments = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return f"{function['name']}({arguments})"
 
 
 def _function(described: Mapping[str, Any]) -> Mapping[str, Any]:

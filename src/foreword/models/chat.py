@@ -69,9 +69,9 @@ class ChatTemplate:
             return False
 
     @cached_property
-    def written_call(self) -> str:
-        """Return what the template writes after a question for an answer with `WRITTEN_CALL`, or "" if it does not show
-        this call.
+    def written_call(self) -> str | None:
+        """Return what the template writes after a question for an answer with `WRITTEN_CALL`; "" if it does not show
+        the call, None if it refuses or fails.
         """
         name, arguments = WRITTEN_CALL
         said = {"type": "integer", "description": name}
@@ -80,11 +80,13 @@ class ChatTemplate:
         call = {"id": name, "type": "function", "function": {"name": name, "arguments": arguments}}
         answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
         messages = [{"role": "user", "content": _PROBE}, answer]
+        if not self._shows_calls:
+            return ""
         try:
             _, question, text = self.render(messages, tools=[tool], add_generation_prompt=False).rpartition(_PROBE)
         except Exception:  # a template can raise anything
-            return ""
-        return text if question and name in text else ""
+            return None
+        return None if not question else text if name in text else ""
 
     @cached_property
     def variables(self) -> frozenset[str]:

@@ -205,11 +205,9 @@ class Tokenizer:
         """Return the names that a chat template reads. Errors are those of `apply_chat_template`."""
         return self._template(self._template_name(tools, chat_template)).variables
 
-    def written_call(self, *, chat_template: str | None = None) -> str:
-        """Return how a chat template for tools writes a call, see `ChatTemplate.written_call`. Errors are those of
-        `apply_chat_template`.
-        """
-        return self._template(self._template_name(True, chat_template)).written_call
+    def written_call(self, *, tools: bool = False, chat_template: str | None = None) -> str | None:
+        """Return `ChatTemplate.written_call` of a chat template. Errors are those of `apply_chat_template`."""
+        return self._template(self._template_name(tools, chat_template)).written_call
 
     def _template_name(self, tools: bool, name: str | None) -> str:
         names = ", ".join(map(repr, self._chat_sources)) or "none"
