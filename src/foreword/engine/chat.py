@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypedDict
 
@@ -298,9 +298,10 @@ def _written(
     shows_tools = "tools" in tokenizer.template_variables(tools=bool(tools), **chosen)
     shown = [_without_strict(tool) for tool in described or ()]
     call = tokenizer.written_call(tools=bool(tools), **chosen)
-    is_own = tokenizer.response_template is not None or not call or _reads(format, call)
-    if given is None and ((tools and not (format.calls_region and is_own)) or not (shows_tools or format.told)):
-        format = format.with_generic_calls()
+    if given is None:
+        is_own = tokenizer.response_template is not None or not (tools and call) or _reads(format.name, call)
+        if (tools and not (format.calls_region and is_own)) or not (shows_tools or format.told):
+            format = format.with_generic_calls()
     told = format.told if format.is_generic or not shows_tools else None
     convert = partial(told, tools=shown) if told else format.in_content if call == "" else None
     variables = _variables(tokenizer, source, format, options)
@@ -394,8 +395,10 @@ def _format(tokenizer: Tokenizer, chat_template: str, name: str | None) -> Respo
     return format_of_template(chat_template)
 
 
-def _reads(format: ResponseFormat, text: str) -> bool:
-    """Return whether the format reads the call that a chat template writes: `WRITTEN_CALL`."""
+@lru_cache(maxsize=16)
+def _reads(format_name: str, text: str) -> bool:
+    """Return whether a built-in format reads the call that a chat template writes: `WRITTEN_CALL`."""
+    format = format_named(format_name)
     anchor = format.anchor.find(text, 0, at_end=True)[0] if format.anchor is not None else None
     # The text before the answer may be part of a mark.
     parts = (text, text[anchor.end :]) if anchor is not None else (text,)

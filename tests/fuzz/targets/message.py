@@ -26,6 +26,8 @@ TEXTS = (
     "<start_function_call>call:f{a:<escape>b<escape>}<end_function_call>",
     '<think>\nso\n</think>\n\n```json\n{"name": "f", "arguments": {"a": "```"}}\n```',
     '[{"name": "f", "args": null}, {"input": "{}", "name": "g"}]',
+    '<function name="f"><param name="a"><![CDATA[<b>]]></param><param name="n">1</param></function>',
+    '<|inner_prefix|>so<|tools_prefix|>[{"f": {"a": 1}}, {"g": {}}]<|tools_suffix|>',
     *(case["text"] for case in RECORDED),
 )
 WORDS = (
@@ -33,7 +35,8 @@ WORDS = (
     '<|"|>', "<escape>", "<start_function_call>call:", "<end_function_call>", "{", "}", "[", "]", '"', "\\", "\\u12",
     ":", ",", ";", "(", ")", "=", "'", '{"name": "f"', '"arguments": {', '"arguments": "', "name", "\n", "é🙂", "<",
     "[" * 10_000, '{"a":' * 5_000, "9" * 5_000, " " * 5_000, "<tool_call>" * 500, "<think>" * 500, '"\\' * 2_000,
-    "```", '"parameters": ', "null",
+    "```", '"parameters": ', "null", '<function name="', '<param name="', "<![CDATA[", "]]>", "</param>", "</function>",
+    "<|tools_prefix|>", "<|tools_suffix|>",
 )  # fmt: skip
 
 
