@@ -174,11 +174,17 @@ def test_tools_of_deepseek_are_in_words_with_its_marks():
     assert deepseek31_messages(messages, []) == messages
 
 
-@pytest.mark.parametrize("shown", ["call.arguments + '!'", "call['arguments'] | tojson + '!'"])
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "'' + call.arguments + '!'",
+        "'' + call['arguments'] | tojson + '!'",
+        "call.name[1:] + call['arguments'] }}{{ '!'",
+        "'' ~ call.arguments | tojson ~ '!'",
+    ],
+)
 def test_a_template_that_adds_arguments_to_text_has_them_as_text(shown):
-    source = (
-        f"{{% for m in messages %}}{{% for call in m.tool_calls %}}{{{{ '' + {shown} }}}}{{% endfor %}}{{% endfor %}}"
-    )
+    source = f"{{% for m in messages %}}{{% for call in m.tool_calls %}}{{{{ {shown} }}}}{{% endfor %}}{{% endfor %}}"
     call = {"name": "f", "arguments": {"a": "é"}}
     text = ChatTemplate(source, {}).render([{"role": "assistant", "content": "", "tool_calls": [call]}])
     assert text == '{"a": "é"}!'

@@ -23,7 +23,9 @@ from foreword.schemas import INVALID_JSON
 
 _NAMED = re.compile(r"""(?<=['"])[A-Za-z0-9][A-Za-z0-9_.-]*(?=['"])""")
 _TAKES_TEXT = re.compile(r"arguments\W{0,3}\s+is\s+string")
-_ADDS_TEXT = re.compile(r"""(?:\.arguments|\[['"]arguments['"]\])\s*\+""")
+_ADDS_TEXT = re.compile(
+    r"""(?:\.arguments|\[['"]arguments['"]\])\s*\+|\+\s*[\w.\[\]'"]+(?:\.arguments|\[['"]arguments['"]\])\s*-?\}"""
+)
 _WRITES_JSON = re.compile(r"""arguments(?:['"]\])?\s*\|\s*tojson""")
 _PROBE = "Words of the system."
 
