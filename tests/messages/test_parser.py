@@ -389,7 +389,9 @@ def test_the_reasoning_of_mistral_has_either_marks(name, opening, closing):
     assert (message.reasoning, message.content, calls_of(message)) == ("Hm.", "Yes.", [("f", {})])
 
 
-@pytest.mark.parametrize("name", ["deepseek", "deepseek31", "gemma4", "hermes", "kimi_k2", "mistral", "mistral3"])
+@pytest.mark.parametrize(
+    "name", ["apertus", "deepseek", "deepseek31", "gemma4", "hermes", "kimi_k2", "mistral", "mistral3"]
+)
 def test_a_call_ends_reasoning_whose_closing_mark_is_left_out(name):
     start, end = FORMATS[name].reasoning_marks
     calls = [("f", {"a": 1}), ("g", {})]

@@ -353,7 +353,7 @@ FORMATS = {
             name="apertus",
             anchor=Literals(["<|assistant_start|>"]),
             regions=(
-                _between("reasoning", "<|inner_prefix|>", "<|inner_suffix|>", until=Literals(["<|tools_prefix|>"])),
+                _thoughts("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>"),
                 _between("calls", "<|tools_prefix|>", "<|tools_suffix|>", calls=JsonCalls(name="", listed=True)),
             ),
             bare=_BARE,
@@ -494,12 +494,7 @@ FORMATS = {
             name="apriel",
             anchor=Literals(["<|assistant|>", "<|begin_assistant|>"]),
             regions=(
-                _between(
-                    "reasoning",
-                    "Here are my reasoning steps:",
-                    "[BEGIN FINAL RESPONSE]",
-                    until=Literals(["<tool_calls>"]),
-                ),
+                _thoughts("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "<tool_calls>"),
                 _between("calls", "<tool_calls>", "</tool_calls>", calls=JsonCalls(listed=True)),
             ),
             outside=Region(kind="content", close=Literals(["[END FINAL RESPONSE]"])),
