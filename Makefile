@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo docs serve attack clients stubs lock lock-vllm test thorough test-oldest slow-tests smoke schemas fuzz native-calls storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers families device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container workflow upgrade soak-models tools clean
+.PHONY: help demo docs serve attack clients stubs lock lock-vllm test thorough coverage test-oldest slow-tests smoke schemas fuzz native-calls storms shadow soak soak-server sanitize proofs recipes replicas browser ray torch transformers families device gpu vllm sglang wheel wheels check bench bench-regress native pages arm emulate throughput vllm-compat deploy-check container workflow upgrade soak-models tools clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -69,6 +69,13 @@ test: $(STAMPS)/test  ## every layer, the default model included, on all cores; 
 
 thorough: $(STAMPS)/test  ## `make test` with its long tests, all cases, and five times the examples of properties (an hour)
 	$(BIN)/python -m pytest -n auto --dist worksteal --durations 30 --hypothesis-profile thorough $(TESTS)
+
+COVERAGE = $(BIN)/python -m coverage
+coverage: $(STAMPS)/coverage  ## the share of statements that the tests run, at least 80 %; TESTS="tests/server" (minutes)
+	rm -rf build/coverage && mkdir -p build/coverage
+	COVERAGE_FILE=$(CURDIR)/build/coverage/data $(COVERAGE) run -m pytest -n auto --dist worksteal -m "not long" $(TESTS)
+	$(COVERAGE) combine --quiet
+	$(COVERAGE) report --skip-covered --sort=cover --fail-under=80
 
 OLDEST = build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 build/oldest/installed: tools/locked/oldest/requirements.txt $(STAMPS)/build-tools $(SOURCES)  ## the package with the lowest versions that pyproject.toml names
@@ -277,6 +284,7 @@ lock: $(STAMPS)/lock  ## packages and hashes of the package, the server, the tes
 	env -u UV_FIND_LINKS $(LOCK) --no-generate-hashes --python-platform x86_64-manylinux_2_28 --extra vision \
 	  pyproject.toml | grep -E '^(torch|torchvision|triton)==' >tools/locked/torch.txt
 	$(LOCK_VERB) --group browser -o tools/locked/browser.txt
+	$(LOCK_VERB) --group coverage -o tools/locked/coverage.txt
 	$(LOCK_VERB) --group clients --extra otel -o tools/locked/clients.txt pyproject.toml
 	$(LOCK_VERB) --extra ray --constraints tools/locked/clients.txt -o tools/locked/ray.txt pyproject.toml
 	$(LOCK_VERB) --group transformers --extra vision --extra speech -o tools/locked/transformers.txt pyproject.toml
