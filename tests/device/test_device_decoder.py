@@ -90,7 +90,7 @@ def test_the_head_of_latent_attention_is_stored_once_as_the_pool_is_planned(kv_f
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU whose product of experts does not wait for the host")
 def test_experts_are_captured_and_give_the_tokens_of_the_torch_executor():
-    spec = DECODERS["experts, biases, a gate, no rotation"]
+    spec = DECODERS["experts, biases, a gate per head, no rotation"]
     weights, options = random_weights(spec), {**POOL, "device": WHERE, "dtype": "bf16"}
     model = DecoderOnRows(spec, weights, **options)
     if not model.may_be_captured:
@@ -143,7 +143,10 @@ def test_experts_are_captured_where_their_product_does_not_wait_for_the_host(mon
 def test_graphs_of_a_model_that_waits_for_the_host_are_left_out_or_refused(monkeypatch):
     monkeypatch.setattr(on_rows, "waits_for_host", lambda device, dtype: True)
     sizes = {**POOL, "max_num_seqs": 4, "max_num_batched_tokens": 8, "device": WHERE, "dtype": "fp32"}
-    for name, has_experts in (("windows, norms and caps", False), ("experts, biases, a gate, no rotation", True)):
+    for name, has_experts in (
+        ("windows, norms and caps", False),
+        ("experts, biases, a gate per head, no rotation", True),
+    ):
         spec = DECODERS[name]
         weights = random_weights(spec)
         assert DecoderOnRows(spec, weights, **POOL, device=WHERE).may_be_captured is not has_experts
