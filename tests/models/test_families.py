@@ -252,7 +252,7 @@ def test_layers_follow_the_rule_of_the_family_if_the_configuration_does_not_list
         ({"num_key_value_heads": 3}, "4 heads are not a multiple of 3"),
         ({"num_attention_heads": 0}, "num_attention_heads = 0 is not from 1 to"),
         ({"head_dim": 7}, "7 dimensions, not an even number"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "rope_type 'dynamic' is not supported"),
+        ({"rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}}, "rope_type 'axial' is not supported"),
     ],
 )
 def test_an_invalid_configuration_is_explained(tmp_path, changes, message):

@@ -115,3 +115,37 @@ def test_a_request_that_grows_past_the_original_length_equals_one_long_prompt(tm
     while engine.has_work:
         done = engine.step()
     assert done[0].outputs[0].token_ids == text[28:]
+
+
+def of_each_type(tmp_path, sliding, **changes):
+    """A Gemma 3 whose full layers have longrope, and the others these parameters; with changes of other keys."""
+    tiny = TINY["gemma3"]["config"]
+    pairs = tiny["head_dim"] // 2
+    factors = {"short_factor": [1.5] * pairs, "long_factor": [3.0] * pairs}
+    full = {"rope_type": "longrope", "rope_theta": 500.0, "original_max_position_embeddings": ORIGINAL, **factors}
+    rope = {"full_attention": full, "sliding_attention": {"rope_theta": 500.0, **factors, **sliding}}
+    return load_model(make(tmp_path, "gemma3", rope_parameters=rope, **changes)).spec
+
+
+DEFAULT = {"rope_type": "default", "short_factor": None, "long_factor": None}
+
+
+def test_full_layers_alone_select_their_set_by_the_length_of_the_engine(tmp_path):
+    spec = of_each_type(tmp_path, DEFAULT)
+    assert (spec.max_model_len, spec.longest_model_len) == (ORIGINAL, LONGEST)
+    for side, factor in ((spec, 1.5), (spec.for_length(ORIGINAL + 1), 3.0)):
+        found = [layer.rope.inv_freq[0] * (1 if layer.sliding_window else factor) for layer in side.layers]
+        assert found == pytest.approx([1.0] * len(side.layers))
+
+
+def test_types_of_layers_with_longrope_of_other_lengths_are_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"longrope with original_max_position_embeddings = \[16, 32\]\. Use a model"):
+        of_each_type(tmp_path, {"rope_type": "longrope", "original_max_position_embeddings": 16})
+
+
+def test_an_original_length_beside_those_of_types_of_layers_is_equal_or_refused(tmp_path):
+    key = "original_max_position_embeddings"
+    same = of_each_type(tmp_path / "same", DEFAULT, **{key: ORIGINAL})
+    assert same == of_each_type(tmp_path / "without", DEFAULT)
+    with pytest.raises(ModelError, match=f"{key} = 16 has no effect in the reference, which reads that of full_atten"):
+        of_each_type(tmp_path / "other", DEFAULT, **{key: 16})

@@ -262,6 +262,7 @@ def test_other_keys_are_listed(tmp_path):
 GOOD = {
     "default": {},
     "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
     "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
     "longrope": {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 32},
@@ -278,6 +279,14 @@ def test_rotary_parameters_are_computed_or_refused(tmp_path, kind):
             continue
         with pytest.raises(ModelError, match=rf"rotary parameters of type {kind}: {key} = 3\.5 is not supported"):
             load_model(make(tmp_path / key, "llama3", rope_parameters={**good, key: 3.5}))
+
+
+def test_dynamic_scaling_is_none_up_to_the_longest_position(tmp_path):
+    default = {"rope_type": "default", "rope_theta": 500.0}
+    spec = load_model(make(tmp_path / "default", "internlm3", rope_parameters=default)).spec
+    old = {"rope_parameters": None, "rope_theta": 500.0, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}}
+    dynamic = load_model(make(tmp_path / "dynamic", "internlm3", **old)).spec
+    assert (dynamic, dynamic.longest_model_len) == (spec, TINY["internlm3"]["config"]["max_position_embeddings"])
 
 
 @pytest.mark.parametrize(

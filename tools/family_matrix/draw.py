@@ -74,6 +74,7 @@ RARE: Mapping[str, Sequence[object]] = {
 ROTARY: Sequence[Config] = (
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 2.5},
+    {"rope_type": "dynamic", "factor": 2.5},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
     {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 12, "beta_fast": 4.0, "beta_slow": 0.5,
      "attention_factor": 1.3},

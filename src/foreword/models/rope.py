@@ -14,14 +14,14 @@ from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.keys import Key, Keys, only, table
 from foreword.models.spec import RopeSpec
 
-ROTARY_DIM = "*.rope.dimension_count"
+ROTARY_DIM, _ORIGINAL = "*.rope.dimension_count", "original_max_position_embeddings"
 ROPE_KEYS = (
     Key("rope_theta", 10000.0, gguf="rope.freq_base", gguf_default=10000.0),
     Key("rope_scaling"),
     Key("rope_parameters"),
     only("partial_rotary_factor", 1.0),
     Key(ROTARY_DIM, gguf="rope.dimension_count"),
-    Key("original_max_position_embeddings", kind=int),
+    Key(_ORIGINAL, kind=int),
 )
 """Keys of a config that has a rotary embedding."""
 PARTIAL_ROTARY = Key("partial_rotary_factor", 1.0)
@@ -33,7 +33,7 @@ _SHARED = (
     *(Key(name, kind=str) for name in ("rope_type", "type")),
     *(Key(name, kind=float) for name in ("rope_theta", "partial_rotary_factor")),
     *(Key("mrope_section", kind=list), Key("mrope_interleaved", kind=bool)),
-    Key("original_max_position_embeddings", kind=int),  # other types have no use for it
+    Key(_ORIGINAL, kind=int),  # other types have no use for it
     Key("finetuned", kind=bool),  # tells how the model was trained
     *(only(name, 1.0) for name in ("factor", "linear_factor", "attention_factor", "attn_factor", "yarn_attn_factor")),
     only("yarn_ext_factor", 1.0),
@@ -53,6 +53,7 @@ ROPE_TYPES: Mapping[str, Keys] = {
     "default": _type(),
     "mrope": _type(),
     "linear": _type("factor"),
+    "dynamic": _type("factor"),
     "divided": _type("divisors"),
     "proportional": _type("factor"),
     "llama3": _type("factor", "low_freq_factor", "high_freq_factor"),
@@ -72,6 +73,7 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
 
         default   f_j
         linear    f_j / factor
+        dynamic   f_j, since factor changes those of positions beyond max_position_embeddings alone
         divided   f_j / divisors_j
         proportional  f_j / factor, with d = head_dim, for j < d * partial_rotary_factor / 2, and 0 for the other pairs
         llama3    f_j where the wavelength 2π/f_j is short (< original/high), f_j / factor where it is long
@@ -90,7 +92,7 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
     """
     kind = Config(config.path, parameters).get("rope_type", str, "default")
     if kind not in ROPE_TYPES:
-        fix = "Use a model with default, linear, llama3, yarn, longrope or proportional"
+        fix = "Use a model with default, linear, dynamic, llama3, yarn, longrope or proportional"
         raise config.error(f"rope_type {kind!r} is not supported", fix)
     rules = Config(config.path, parameters, keys=ROPE_TYPES[kind], part=f"rotary parameters of type {kind}: ")
     rules.check(strict=True)
@@ -111,6 +113,9 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
     scale = 1.0
     match kind:
         case "default" | "mrope":
+            scaled = base
+        case "dynamic":
+            rules.positive("factor")
             scaled = base
         case "linear":
             scaled = base / rules.positive("factor")
@@ -218,20 +223,23 @@ def _longrope(base: F64, rules: Config, config: Config) -> tuple[F64, float]:
 
 def _original_length(rules: Config, config: Config) -> int:
     """Return the context length of a model before its extension. That beside the rotary parameters comes first."""
-    key = "original_max_position_embeddings"
-    if config.value(key) is not None:
-        return config.size(key)
-    return rules.size(key, config.size("max_position_embeddings"))
+    if config.value(_ORIGINAL) is not None:
+        return config.size(_ORIGINAL)
+    return rules.size(_ORIGINAL, config.size("max_position_embeddings"))
 
 
 def model_length(config: Config) -> int:
     """Return the largest number of tokens of a request: max_position_embeddings; with longrope the original length if
-    that suffices.
+    that suffices. Raise ModelError if types of layers have longrope with different original lengths.
     """
-    longest, parameters = config.size("max_position_embeddings"), rope_parameters(config)
-    if parameters.get("rope_type") != "longrope":
-        return longest
-    original = min(longest, _original_length(Config(config.path, parameters), config))
+    longest, kinds = config.size("max_position_embeddings"), _mapping(config, "rope_parameters").keys() & _LAYER_TYPES
+    rules = [rope_parameters(config, kind) for kind in kinds or ("",)]
+    longropes = (Config(config.path, one) for one in rules if one.get("rope_type") == "longrope")
+    originals = {min(longest, _original_length(one, config)) for one in longropes} or {longest}
+    if len(originals) > 1:
+        reason = f"types of layers have longrope with {_ORIGINAL} = {sorted(originals)}"
+        raise config.error(reason, "Use a model with one original length")
+    [original] = originals
     return longest if (config.served_length or 0) > original else original
 
 
@@ -245,7 +253,7 @@ def _vector(rules: Config, key: str, length: int) -> F64:
 def rope_parameters(config: Config, layer_type: str = "") -> dict[str, Any]:
     """Return the rotary parameters of all layers, or of a type of layers where each has its own: ``rope_parameters``,
     or the older pair ``rope_theta`` and ``rope_scaling``, whose ``type`` ``su`` is longrope. Raise ModelError if both
-    are given and differ, and for parameters of all layers where each type has its own.
+    are given and differ, and for parameters or an original length of all layers where each type has its own.
     """
     found, older = _mapping(config, "rope_parameters"), _mapping(config, "rope_scaling")
     if layer_type:
@@ -259,7 +267,12 @@ def rope_parameters(config: Config, layer_type: str = "") -> dict[str, Any]:
             if (new := forms[0].get(key)) != (old := forms[1].get(key)):
                 reason = f"rope_scaling has {key} = {old!r:.80}, rope_parameters {new!r:.80}"
                 raise config.error(reason, USE_ITS_CONFIG)
-    return _complete(found or older, config)
+    made = _complete(found or older, config)
+    given, own = config.value(_ORIGINAL), made.get(_ORIGINAL, config.value("max_position_embeddings"))
+    if layer_type and made.get("rope_type") in _WITH_ORIGINAL and given not in (None, own):
+        reason = f"{_ORIGINAL} = {given!r:.80} has no effect in the reference, which reads that of {layer_type}"
+        raise config.error(reason, USE_ITS_CONFIG)
+    return made
 
 
 def check_bases(config: Config, layer_types: Collection[str]) -> None:
@@ -282,6 +295,7 @@ def _complete(own: Mapping[str, Any], config: Config) -> dict[str, Any]:
 
 
 _NAMES_OF_TYPES = {"su": "longrope"}
+_WITH_ORIGINAL = ("llama3", "yarn", "longrope")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
