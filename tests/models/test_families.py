@@ -180,6 +180,17 @@ def test_the_text_model_of_mistral_3_and_of_aria_with_images_is_run(tmp_path, na
     assert_logits(model, name)
 
 
+@pytest.mark.parametrize(("outside", "inside"), [(True, False), (True, None), (None, True), (False, True)])
+def test_a_model_of_images_without_a_head_is_tied_if_either_of_its_configurations_says_so(tmp_path, outside, inside):
+    tensors = {f"language_model.{key}": value for key, value in random_tensors(TINY["mistral"]["shapes"]).items()}
+    del tensors["language_model.lm_head.weight"]
+    text = {**TINY["mistral"]["config"], "tie_word_embeddings": inside}
+    outer = {"model_type": "mistral3", "text_config": text, "vocab_size": 48, "tie_word_embeddings": outside}
+    model = load_model(write_model(tmp_path, outer, tensors))
+    assert model.spec.tie_embeddings
+    assert "lm_head" not in model.weights
+
+
 def test_every_family_has_recorded_logits():
     assert {tiny["config"]["model_type"] for tiny in TINY.values()} == set(FAMILIES)
 

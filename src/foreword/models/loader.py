@@ -290,14 +290,18 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
 
 
 def _text_config(config: Config) -> Config:
-    """Return the config of the text model in that of a model of images and texts."""
+    """Return the config of the text model in that of a model of images and texts, of which either may say that its
+    embeddings are tied.
+    """
     own = config.value("text_config")
     if own is None and config.value("hidden_size") is not None:  # older files have the text model's keys beside it
         return config
     if not isinstance(own, Mapping):
         raise config.error(f"text_config is {own!r:.80}, not an object", USE_ITS_CONFIG)
-    outer = {name: config.value(name) for name in ("tie_word_embeddings", "quantization_config", "architectures")}
-    return Config(config.path, {**{name: value for name, value in outer.items() if value is not None}, **own})
+    tied = "tie_word_embeddings"
+    outer = {name: config.value(name) for name in (tied, "quantization_config", "architectures")}
+    found = {**{name: value for name, value in outer.items() if value is not None}, **own}
+    return Config(config.path, {**found, tied: outer[tied] or found.get(tied)} if tied in found else found)
 
 
 def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
