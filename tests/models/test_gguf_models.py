@@ -220,6 +220,13 @@ def test_the_length_at_which_queries_grow_may_differ_from_the_original_one(tmp_p
     assert load_model(as_gguf(tmp_path, "ministral3", without)).spec.layers[0].query_growth is None
 
 
+@pytest.mark.parametrize("name", ["glm4", "nemotron", "solar-open", "gpt-neox"])
+def test_heads_rotate_whole_where_a_file_does_not_say_how_many_dimensions(tmp_path, name):
+    """As in llama.cpp, whatever part a config.json without the key means."""
+    spec = load_model(as_gguf(tmp_path, name)).spec
+    assert 2 * len(spec.layers[0].rope.inv_freq) == spec.head_dim
+
+
 def test_a_number_of_an_activation_may_be_one_for_all_layers(tmp_path):
     weights = load_model(as_gguf(tmp_path, "apertus", {"xielu.beta": ("f32", 0.25)})).weights
     assert [weights[f"layers.{i}.beta"].dequantize().tolist() for i in range(4)] == [[0.25]] * 4

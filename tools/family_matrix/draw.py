@@ -101,6 +101,8 @@ def drawn(config: Config, seed: int) -> Config:
                 found[key] = pick(values)
     if found.get("use_sliding_window"):
         found["sliding_window"] = pick((2, 5))
+    if found["model_type"].startswith("gemma4"):  # which has a row for each token
+        found["vocab_size_per_layer_input"] = found["vocab_size"]
     _heads(found, pick)
     _groups_of_experts(found, pick)
     _states(found, pick)

@@ -104,7 +104,8 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
     for one in (of_model, part):
         if not 0 < one <= 1:
             raise config.error(f"partial_rotary_factor = {one} is not above 0 and at most 1", USE_ITS_CONFIG)
-    dim = config.get(ROTARY_DIM, int, head_dim if is_proportional else int(head_dim * part))
+    is_whole = is_proportional or bool(config.prefix)  # GGUF files have the number of dimensions if it is a part
+    dim = config.get(ROTARY_DIM, int, head_dim if is_whole else int(head_dim * part))
     if not 0 < dim <= head_dim or dim % 2:
         reason = f"the rotary part of a head has {dim} dimensions, not an even number above 0"
         raise config.error(reason, USE_ITS_CONFIG)
