@@ -320,6 +320,7 @@ def test_dynamic_scaling_is_none_up_to_the_longest_position(tmp_path):
         ("mixtral", {"norm_topk_prob": False}, "norm_topk_prob = False is not supported"),
         ("deepseek-v3", {"norm_topk_prob": None}, "norm_topk_prob = None is not supported"),
         ("youtu", {"rope_interleave": None}, "rope_interleave = None is not supported"),
+        ("bamba", {"partial_rotary_factor": 0.75}, "partial_rotary_factor = 0.75 is not supported"),
         ("falcon-h1-normed", {"mamba_norm_before_gate": None}, "mamba_norm_before_gate = None is not supported"),
         *(
             (

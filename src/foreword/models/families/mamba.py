@@ -50,6 +50,8 @@ def bamba(config: Config) -> DecoderSpec:
     attends = [i in listed for i in range(count)]
     if all(attends):
         raise config.error("all layers are attention layers", "Use a model that has both kinds")
+    if (part := config.get(PARTIAL_ROTARY.name, float)) != _PART:  # the reference reads that of rope_parameters alone
+        raise config.refused(PARTIAL_ROTARY.name, part)
     return decoder(config, "bamba", mixed_layers(config, attends, mamba2(config), rope(config)))
 
 
@@ -73,6 +75,7 @@ MAMBA = (
 """Keys of Mamba 2 layers."""
 
 # The activation is that of the recurrent layers, too.
+_PART = 0.5
 _BAMBA = (Key("attn_layer_indices"), PARTIAL_ROTARY, only("hidden_act", "silu", "swish"))
 FAMILIES = {
     "bamba": Family(
@@ -82,7 +85,7 @@ FAMILIES = {
             *((*DECODER, *WITH_BIASES), MAMBA, _BAMBA),
             num_key_value_heads=8,
             rms_norm_eps=1e-5,
-            partial_rotary_factor=0.5,
+            partial_rotary_factor=_PART,
             mamba_d_head=64,
         ),
         names={
