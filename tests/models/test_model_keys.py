@@ -321,6 +321,16 @@ def test_dynamic_scaling_is_none_up_to_the_longest_position(tmp_path):
         ("deepseek-v3", {"norm_topk_prob": None}, "norm_topk_prob = None is not supported"),
         ("youtu", {"rope_interleave": None}, "rope_interleave = None is not supported"),
         ("bamba", {"partial_rotary_factor": 0.75}, "partial_rotary_factor = 0.75 is not supported"),
+        (
+            "olmo3",
+            {"rope_parameters": None, "rope_theta": 1e4},
+            "rope_theta = 10000.0 is not that of sliding layers in",
+        ),
+        (
+            "gemma3",
+            {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling has type = 'linear' without rope_type, which the reference reads",
+        ),
         ("falcon-h1-normed", {"mamba_norm_before_gate": None}, "mamba_norm_before_gate = None is not supported"),
         *(
             (

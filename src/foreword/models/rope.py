@@ -254,7 +254,8 @@ def _vector(rules: Config, key: str, length: int) -> F64:
 def rope_parameters(config: Config, layer_type: str = "") -> dict[str, Any]:
     """Return the rotary parameters of all layers, or of a type of layers where each has its own: ``rope_parameters``,
     or the older pair ``rope_theta`` and ``rope_scaling``, whose ``type`` ``su`` is longrope. Raise ModelError if both
-    are given and differ, and for parameters or an original length of all layers where each type has its own.
+    are given and differ, and for parameters or an original length of all layers, and for a scaling without
+    ``rope_type``, where each type has its own.
     """
     found, older = _mapping(config, "rope_parameters"), _mapping(config, "rope_scaling")
     if layer_type:
@@ -262,6 +263,9 @@ def rope_parameters(config: Config, layer_type: str = "") -> dict[str, Any]:
             reason = f"rope_parameters.{other[0]} = {found[other[0]]!r:.80} is not of a type of layers"
             raise config.error(reason, f"Give {' and '.join(sorted(_LAYER_TYPES))}, each with its parameters")
         found = _mapping(Config(config.path, found), layer_type)
+        if (kind := older.get("type")) not in (None, "default") and older.get("rope_type") is None:
+            reason = f"rope_scaling has type = {kind!r:.80} without rope_type, which the reference reads in its place"
+            raise config.error(reason, f"Give rope_type = {kind!r:.80}, or rope_parameters of each type of layers")
     if found and older:
         forms = _complete(found, config), _complete(older, config)
         for key in sorted({*forms[0], *forms[1]}):

@@ -50,6 +50,11 @@ def olmo3(config: Config) -> DecoderSpec:
         slides = [*listed]
     unscaled = config.with_values({"rope_scaling": None})
     full, local = (rope(one, kind) for one, kind in ((config, "full_attention"), (unscaled, "sliding_attention")))
+    own = (config.value("rope_parameters") or {}).get("sliding_attention") or {}
+    theta = _THETA if config.prefix or "rope_theta" in own else config.positive("rope_theta")
+    if theta != _THETA:
+        reason = f"rope_theta = {theta} is not that of sliding layers in the reference, which is {_THETA}"
+        raise config.error(reason, "Give rope_parameters of sliding_attention, with rope_theta")
     spans = windows(config, lambda i: slides[i])
     return _decoder(config, "olmo3", tuple(LayerSpec(local if span else full, span) for span in spans))
 
@@ -109,6 +114,7 @@ _CONSTANTS = {
     f"{name}_norm{end}": value for name in ("attn", "mlp", "final") for end, value in (("", 1.0), ("_bias", 0.0))
 }
 _COMMON = (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS)
+_THETA = 5e5
 _OLMO3 = (
     *WINDOWS,
     Key("sliding_window", 4096, gguf="attention.sliding_window", kind=int),
@@ -163,6 +169,6 @@ FAMILIES = {
         names=_NAMES,
     ),
     "olmo3": Family(
-        "OLMo 3", olmo3, table(_COMMON, _OLMO3, rms_norm_eps=1e-5, rope_theta=5e5), names=_NAMES, gguf="olmo2"
+        "OLMo 3", olmo3, table(_COMMON, _OLMO3, rms_norm_eps=1e-5, rope_theta=_THETA), names=_NAMES, gguf="olmo2"
     ),
 }
