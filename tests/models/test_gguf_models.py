@@ -222,7 +222,7 @@ def test_the_length_at_which_queries_grow_may_differ_from_the_original_one(tmp_p
 
 @pytest.mark.parametrize("name", ["glm4", "nemotron", "solar-open", "gpt-neox"])
 def test_heads_rotate_whole_where_a_file_does_not_say_how_many_dimensions(tmp_path, name):
-    """As in llama.cpp, whatever part a config.json without the key means."""
+    """llama.cpp reads such files so, whatever part a config.json without the key means."""
     spec = load_model(as_gguf(tmp_path, name)).spec
     assert 2 * len(spec.layers[0].rope.inv_freq) == spec.head_dim
 
