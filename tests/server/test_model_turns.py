@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -58,7 +59,9 @@ class Files:
     def models(self, names: str, **settings) -> Models:
         config = ServerConfig(load_on_demand=True, ram_budget=self.room * SIZE, **settings)
         served = [ServedModel(model=name, names=(name,), pin=name.isupper()) for name in names]
-        return Models(served, config, self, Shared.of(config))
+        models = Models(served, config, self, shared := Shared.of(config))
+        weakref.finalize(models, shared.store.close)
+        return models
 
 
 class Batch:
