@@ -564,9 +564,10 @@ def rotary(config):
     architecture, of_types = architecture_of(config), config.get("rope_parameters") or {}
     rope = of_types.get("full_attention", of_types)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    found = {}
+    found, tensors = {}, {}
+    turned = int(head_dim * rope.get("partial_rotary_factor", 1))
     if "partial_rotary_factor" in rope and architecture != "gemma4":
-        found["rope.dimension_count"] = ("u32", int(head_dim * rope["partial_rotary_factor"]))
+        found["rope.dimension_count"] = ("u32", turned)
     if sections := rope.get("mrope_section"):
         found["rope.dimension_sections"] = ("[i32]", [*sections, 0])
     match rope.get("rope_type"):
@@ -575,8 +576,15 @@ def rotary(config):
         case "yarn":
             found |= yarn(rope, architecture)
         case "llama3":
-            return {}, {"rope_freqs.weight": llama3(rope, head_dim)}
-    return {f"{architecture}.{key}": typed for key, typed in found.items()}, {}
+            tensors["rope_freqs.weight"] = llama3(rope, turned)
+        case "longrope":
+            original = rope["original_max_position_embeddings"]
+            factor = math.sqrt(1 + math.log(config["max_position_embeddings"] / original) / math.log(original))
+            found["rope.scaling.original_context_length"] = ("u32", original)
+            found["rope.scaling.attn_factor"] = ("f32", rope.get("attention_factor", factor))
+            for side in ("short", "long"):
+                tensors[f"rope_factors_{side}.weight"] = np.array(rope[f"{side}_factor"], np.float32)
+    return {f"{architecture}.{key}": typed for key, typed in found.items()}, tensors
 
 
 def yarn(rope, architecture):

@@ -1,7 +1,6 @@
 """Every GGUF architecture on a tiny random model: the logits of transformers, or of the model's directory."""
 
 import contextlib
-import math
 import re
 
 import numpy as np
@@ -33,20 +32,6 @@ FREQUENCIES = np.array(TINY["llama3"]["config"]["rope_parameters"]["rope_theta"]
 def as_gguf(tmp_path, name, more=(), extra_tensors=()):
     tiny = TINY[name]
     return write(tmp_path / "model.gguf", tiny["config"], random_tensors(tiny["shapes"]), more, extra_tensors)
-
-
-def longrope(name):
-    """Metadata and tensors of a converted longrope model."""
-    rope = TINY[name]["config"]["rope_parameters"]
-    more = {"phi3.rope.scaling.original_context_length": ("u32", rope["original_max_position_embeddings"]),
-            "phi3.rope.dimension_count": ("u32", int(8 * rope["partial_rotary_factor"]))}  # fmt: skip
-    original = rope["original_max_position_embeddings"]
-    usual = math.sqrt(1 + math.log(64 / original) / math.log(original))
-    more["phi3.rope.scaling.attn_factor"] = ("f32", rope.get("attention_factor", usual))
-    factors = {
-        f"rope_factors_{side}.weight": np.array(rope[f"{side}_factor"], np.float32) for side in ("short", "long")
-    }
-    return more, factors
 
 
 def linear(architecture, factor):
@@ -110,9 +95,10 @@ WITH_TRANSFORMERS_LOGITS = {
     "stablelm-parallel": ({"stablelm.rope.dimension_count": ("u32", 4)}, {}),
     "qwen3-vl-moe": ({"qwen3vlmoe.rope.dimension_sections": ("[i32]", [2, 2, 2, 0])}, {}),
     "phi3": ({"phi3.rope.dimension_count": ("u32", 8)}, {}),
-    "phi3-longrope": longrope("phi3-longrope"),
-    "phi3-longrope-past": longrope("phi3-longrope-past"),
-    "phi3-longrope-half-past": longrope("phi3-longrope-half-past"),
+    **{
+        name: gguf_models.rotary(TINY[name]["config"])
+        for name in ("phi3-longrope", "phi3-longrope-past", "phi3-longrope-half-past")
+    },
 }  # fmt: skip
 
 

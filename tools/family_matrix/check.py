@@ -194,10 +194,17 @@ def cells(name: str, tiny: Tiny, columns: Iterable[str]) -> Iterator[tuple[str, 
 
 
 def oracle_of(folder: Path, name: str) -> transformers.PreTrainedModel:
-    """Return the model of transformers in a folder; for a recorded name its own type computes."""
-    other = {"config": make_tiny.MODELS[name]} if name in make_tiny.SAME_ARITHMETIC else {}
+    """Return the model of transformers in a folder; for a recorded name its own type computes.
+
+    Longrope has the long frequencies for every length, which `MAX_LEN` selects for all requests of an engine.
+    """
+    is_other = name in make_tiny.SAME_ARITHMETIC
+    config = copy.deepcopy(make_tiny.MODELS[name]) if is_other else transformers.AutoConfig.from_pretrained(folder)
+    rules = getattr(config, "rope_parameters", None) or {}
+    if rules.get("rope_type") == "longrope" and rules["original_max_position_embeddings"] < MAX_LEN:
+        rules["short_factor"] = rules["long_factor"]
     return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32, **other
+        folder, config=config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
     ).eval()
 
 
