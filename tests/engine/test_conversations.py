@@ -395,6 +395,7 @@ def test_a_template_that_names_tools_but_does_not_read_them_has_them_in_words():
         (']~<tool_call>]~<invoke name="$N">]~<a>{{ f.arguments.a }}]~</a>]~</invoke>]~</tool_call>', "hermes", False),
         ('{# <tool_call> #}<tool_calls>[{"name": "$N", "arguments": $A}]</tool_calls>', "hermes", False),
         ("{# <|start_header_id|> #}<function=$N>$A</function>", "llama3", False),
+        ('<tool_call>{"name": "$N", "arguments": {"a": {{ "[" * 9000 + "]" * 9000 }} } }</tool_call>', "hermes", False),
         (
             "{# List of tools: #}<|tool_call_start|>[$N(a='{{ f.arguments.a }}')]<|tool_call_end|><|im_start|>",
             "lfm2",
@@ -434,6 +435,28 @@ def test_calls_are_in_the_content_where_a_template_does_not_show_them(sign, writ
     assert not asked.format.is_generic
     read = parse_message(f"Well.{text}", asked.format).tool_calls
     assert [(call.name, json.loads(call.arguments)) for call in read] == [("f", {"a": "é"}), ("f", {})]
+
+
+@pytest.mark.parametrize("sign", ["<tool_call> <function=", "<|tools_prefix|>", "<|tool_call>", "<think>"])
+def test_calls_that_neither_the_template_nor_the_content_can_show_are_refused(sign):
+    """The template has the words that those have that show calls."""
+    shown = "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content }}{% endfor %}{# tool_calls "
+    tokenizer = tokenizer_with(f"{shown}{sign} #}}")
+    messages = [*ASK, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{}"}]}]
+    with pytest.raises(RequestError, match=r"messages\[1\].tool_calls = .*Write them into the content"):
+        make_chat(tokenizer, messages, DEFAULT_PARAMS, 1000, chat_options(tokenizer, {}))
+
+
+@pytest.mark.parametrize("content", ["", None])
+def test_a_template_that_shows_calls_only_without_content_has_none_where_it_is_empty(content):
+    tokenizer = tokenizer_with(
+        "{{ tools }}{% for m in messages %}{% if m.content is none %}{{ m.tool_calls[0].function.name }}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "shown", "arguments": "{}"}}
+    messages = [*ASK, {"role": "assistant", "content": content, "tool_calls": [call]}]
+    asked = make_chat(tokenizer, messages, DEFAULT_PARAMS, 1000, chat_options(tokenizer, {}))
+    assert asked.text == "Nonehelloshown"
 
 
 def test_a_template_that_refuses_the_system_has_the_tools_in_the_users_message():

@@ -404,15 +404,16 @@ def _reads(format_name: str, text: str) -> bool:
     parts = (text, text[anchor.end :]) if anchor is not None else (text,)
     name, arguments = WRITTEN_CALL
     calls = (call for part in parts for call in parse_message(part, format, tool_names=[name]).tool_calls)
-    return any(
-        call.error is None and call.name == name and _as_texts(json.loads(call.arguments)) == _as_texts(arguments)
-        for call in calls
-    )
+    wanted = _as_texts(json.dumps(arguments))
+    return any(call.error is None and call.name == name and _as_texts(call.arguments) == wanted for call in calls)
 
 
-def _as_texts(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the arguments with values as texts, as some templates write all values."""
-    return {key: str(value) for key, value in arguments.items()}
+def _as_texts(arguments: str) -> dict[str, str] | None:
+    """Return the arguments with values as texts, as some templates write all values; None if they are nested deeply."""
+    try:
+        return {key: str(value) for key, value in json.loads(arguments).items()}
+    except RecursionError:
+        return None
 
 
 def _after_opened_reasoning(params: SamplingParams, format: ResponseFormat, prompt: str) -> SamplingParams:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
 import jinja2
@@ -70,25 +71,35 @@ class ChatTemplate:
         except Exception:  # a template can raise anything
             return False
 
-    @cached_property
+    @property
     def written_call(self) -> str | None:
         """Return what the template writes after a question for an answer with `WRITTEN_CALL`; "" if it does not show
         the call, None if it refuses or fails.
+        """
+        return self._written_call[0]
+
+    @cached_property
+    def _written_call(self) -> tuple[str | None, str | None]:
+        """Return `written_call`, and the content with which the template shows it: "", or None, which DeepSeek R1's
+        tests for.
         """
         name, arguments = WRITTEN_CALL
         said = {"type": "integer", "description": name}
         schema = {"type": "object", "properties": dict.fromkeys(arguments, said), "required": [*arguments]}
         tool = {"type": "function", "function": {"name": name, "description": name, "parameters": schema}}
         call = {"id": name, "type": "function", "function": {"name": name, "arguments": arguments}}
-        answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
-        messages = [{"role": "user", "content": _PROBE}, answer]
-        if not self._shows_calls:
-            return ""
-        try:
-            _, question, text = self.render(messages, tools=[tool], add_generation_prompt=False).rpartition(_PROBE)
-        except Exception:  # a template can raise anything
-            return None
-        return None if not question else text if name in text else ""
+        asked = {"role": "user", "content": _PROBE}
+        found = None if self._shows_calls else ""
+        for content in ("", None) if self._shows_calls else ():
+            messages: list[dict[str, Any]] = [asked, {"role": "assistant", "content": content, "tool_calls": [call]}]
+            try:
+                _, question, text = self._prompt(messages, [tool]).rpartition(_PROBE)
+            except Exception:  # a template can raise anything
+                continue
+            if question and name in text:
+                return text, content
+            found = "" if question else found
+        return found, ""
 
     @cached_property
     def variables(self) -> frozenset[str]:
@@ -122,19 +133,15 @@ class ChatTemplate:
         if call_ids:
             checked = with_ids(checked, call_ids)
         for i, message in enumerate(checked):
-            if "tool_calls" in message and not self._shows_calls:
+            if "tool_calls" in message and self.written_call == "":
                 reason = "the model's chat template has no place for calls of tools"
                 field = f"messages[{i}].tool_calls"
                 raise RequestError(None, field, message["tool_calls"], reason, "Write them into the content")
-        if media and not self._takes_strings:
-            checked = [_as_parts(message) for message in checked]
-        if not self._takes_text_of_calls:
-            made = _as_text if self._adds_text_of_calls else _as_object
-            checked = [_with_arguments(message, made) for message in checked]
-        given = {"messages": checked, "tools": check_tools(tools)}
-        variables = {**self._special_tokens, **extra, **given, "add_generation_prompt": add_generation_prompt}
+        if any("tool_calls" in message for message in checked) and self._written_call[1] is None:
+            checked = [{**one, "content": one["content"] or None} if "tool_calls" in one else one for one in checked]
+        described = check_tools(tools)
         try:
-            return self._render(variables)
+            return self._prompt(checked, described, media, {**extra, "add_generation_prompt": add_generation_prompt})
         except _Refused as refusal:
             reason, fix = f"refuses them: {refusal!s:.1000}", "Change the messages accordingly"
         except TooMuchWork as error:
@@ -143,6 +150,21 @@ class ChatTemplate:
             reason = f"fails on them: {type(error).__name__}: {error!s:.1000}"
             fix = "Check roles, order and fields of the messages against the model's documentation"
         raise RequestError(None, "messages", _roles(messages), f"the model's chat template {reason}", fix)
+
+    def _prompt(
+        self,
+        checked: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        media: Collection[str] = (),
+        extra: Mapping[str, Any] = MappingProxyType({"add_generation_prompt": False}),
+    ) -> str:
+        """Return the prompt of checked messages and tools, see `render`. Errors are those of the template."""
+        if media and not self._takes_strings:
+            checked = [_as_parts(message) for message in checked]
+        if not self._takes_text_of_calls:
+            made = _as_text if self._adds_text_of_calls else _as_object
+            checked = [_with_arguments(message, made) for message in checked]
+        return self._render({**self._special_tokens, **extra, "messages": checked, "tools": tools})
 
 
 def _as_parts(message: dict[str, Any]) -> dict[str, Any]:
