@@ -308,6 +308,33 @@ def test_reasoning_before_a_demanded_call_has_a_budget():
     assert marks(tokenizer=marked, params=SamplingParams(thinking_end="so")) == (None, "so", None)
 
 
+STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+
+
+@pytest.mark.parametrize(
+    ("options", "params", "may_end"),
+    [
+        ({"tools": TOOLS}, None, True),
+        ({"tools": TOOLS, "tool_choice": "required"}, None, False),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, None, False),
+        ({"tools": TOOLS, "parallel_tool_calls": False}, None, False),
+        ({"tools": STRICT}, None, False),
+        ({"tools": TOOLS}, SamplingParams(structured_outputs={"choice": ["a"]}), False),
+    ],
+)
+def test_a_call_ends_reasoning_unless_a_structure_has_to_follow_it(options, params, may_end):
+    """Otherwise the call in the reasoning would not follow what was asked for, and the one after it would be a second.
+
+    If it ends the reasoning, the output may end behind it, without the mark that closes the reasoning.
+    """
+    asked = chat({**options, "thinking": True}, params)
+    text = 'Hm.<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    message = asked.reader().read(outputs_of(asked, text)[1]).outputs[0].message
+    assert (message.reasoning, len(message.tool_calls)) == (("Hm.", 1) if may_end else (text, 0))
+    compiler = GrammarCompiler(TOKENIZER, vocab_size=TOKENIZER.vocab_size, eos_token_ids=[1])
+    assert compiler.grammar("a", asked.params).accept([1]) == may_end
+
+
 @pytest.mark.parametrize(
     ("options", "params", "message"),
     [

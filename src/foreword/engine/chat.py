@@ -321,9 +321,10 @@ def _written(
     if mode == "required" or (asked is not None and params.structured_outputs is None):
         params = _constrained(tokenizer, params, format, described or (), options, asked, text)
         if asked is None or asked.field != "tools":
-            format = replace(format, bare=None)  # the grammar only has calls with marks
+            # The grammar only has calls with marks, and begins after the mark that closes the reasoning.
+            format = replace(format.with_whole_reasoning(), bare=None)
     elif params.structured_outputs is not None:
-        params = _after_opened_reasoning(params, format, text)
+        params, format = _after_opened_reasoning(params, format, text), format.with_whole_reasoning()
     if not tools or mode == "none":
         format = format.without_calls()
     if any(token in mark for mark in format.marks for token in tokenizer.special_token_ids):

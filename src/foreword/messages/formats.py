@@ -183,8 +183,15 @@ class ResponseFormat:
 
     def without_calls(self) -> ResponseFormat:
         """Return the format for answers without tools: text that looks like a call is content."""
-        regions = tuple(replace(region, until=None) for region in self.regions if region.calls is None)
+        regions = tuple(region for region in self.with_whole_reasoning().regions if region.calls is None)
         return replace(self, regions=regions, bare=None)
+
+    def with_whole_reasoning(self) -> ResponseFormat:
+        """Return the format whose reasoning only its closing mark ends: text in it that looks like a call is
+        reasoning.
+        """
+        regions = tuple(region if region.until is None else replace(region, until=None) for region in self.regions)
+        return replace(self, regions=regions)
 
 
 def _texts(marker: Marker | None) -> tuple[str, ...]:

@@ -85,12 +85,15 @@ class GrammarCompiler:
         """Return the grammar of the parameters, or None if they have none. Raise a RequestError with the reason if it
         cannot be made.
         """
-        grammar, value = None, params.structured_outputs
-        if value is not None:
-            grammar = self._matcher(request_id, StructuredOutputs.of(value, request_id))
+        grammar, given, must_follow = None, params.structured_outputs, False
+        if given is not None:
+            value = StructuredOutputs.of(given, request_id)
+            grammar = self._matcher(request_id, value)
+            # One that tools alone ask for allows an answer without a call, and a call may end the thinking.
+            must_follow = value.origin is None or value.origin.field != "tools"
         if params.thinking_end is None:
             return grammar
-        return Thinking(self._thinking_end(request_id, params, has_grammar=grammar is not None), grammar)
+        return Thinking(self._thinking_end(request_id, params, must_follow=must_follow), grammar)
 
     def settle(self, params: SamplingParams, seconds: float) -> bool:
         """Compile the constraint, so that `grammar` has the outcome at once. Return False if this takes longer than the
@@ -195,7 +198,7 @@ class GrammarCompiler:
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary(self._tokenizer, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids)
 
-    def _thinking_end(self, request_id: str, params: SamplingParams, *, has_grammar: bool) -> ThinkingEnd:
+    def _thinking_end(self, request_id: str, params: SamplingParams, *, must_follow: bool) -> ThinkingEnd:
         with self._lock:
             vocabulary = self._vocabulary
         end, budget = params.thinking_end, params.thinking_budget
@@ -218,7 +221,7 @@ class GrammarCompiler:
                 )
             start = found[0]
         allowed = np.arange(32 * num_words(self._vocab_size)) < self._tokenizer.vocab_size
-        if has_grammar:  # otherwise the output could end before the grammar
+        if must_follow:  # otherwise the output could end before the grammar
             allowed[list(self._eos_token_ids)] = False
         words = np.packbits(allowed, bitorder="little").view("<i4")
         return ThinkingEnd(text, tokens, budget, words, vocabulary.tokens, start)
