@@ -26,7 +26,9 @@ WANTED = {
 WANTED_OF_BOTH = ("foreword/py.typed", "foreword/_native.pyi", "foreword/batch/__init__.py", "licenses/LICENSE",
                   "licenses/THIRD_PARTY_NOTICES.md")  # fmt: skip
 STACK_PROTECTOR = b"__stack_chk_fail"
-"""The function of the libc that a module with a stack protector calls."""
+"""The function of the libc that a module for x86-64 with a stack protector calls. Into those for aarch64, zig links a
+function of its own, whose name is not in the module.
+"""
 KINDS = (".py", ".pyi", ".so", ".typed", ".json", ".jsonl", ".html")
 """File types of the package; the wheel's own metadata has others."""
 
@@ -63,7 +65,8 @@ def check_contents(wheel: Path) -> None:
     faults += [f"{name} is not expected in the package" for name in package if Path(name).suffix not in KINDS]
     if len(modules) != 1:
         faults.append("not exactly one native module")
-    faults += ["the native module has no stack protector" for module in modules if STACK_PROTECTOR not in module]
+    if "x86_64" in wheel.name and not all(STACK_PROTECTOR in module for module in modules):
+        faults.append("the native module has no stack protector")
     if "manylinux" not in wheel.name:
         faults.append("not a manylinux wheel")
     if megabytes > LARGEST_MB[name_of]:
