@@ -120,6 +120,11 @@ def test_marks_around_an_answer_are_no_part_of_it(name, prompt, output):
             assert (message.reasoning, message.content, len(message.tool_calls)) == ("Hm.", "Well.", len(call) > 0)
 
 
+def test_the_beginning_of_answers_of_hunyuan_is_text_elsewhere():
+    text = "He said: 助手：你好"
+    assert parse_message(f"<think>Hm.</think>\n助手：{text}", FORMATS["hunyuan"]).content == text
+
+
 def test_names_of_apertus_calls_are_keys():
     """The text is what its template writes. The results follow in the same answer, so it is not among the cases."""
     city = r'''"Paris \"é🙂\"\n\\o/ it's </tool_call>"'''

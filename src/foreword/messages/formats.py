@@ -511,8 +511,11 @@ FORMATS = {
         ResponseFormat(
             name="hunyuan",
             anchor=Literals(["<|extra_0|>"]),
-            regions=(_THINK, _between("calls", "<tool_calls>", "</tool_calls>", calls=JsonCalls(listed=True))),
-            outside=replace(CONTENT, close=Literals(["<answer>", "</answer>", "助手："])),
+            regions=(
+                replace(_THINK, close=Literals(["</think>", "</think>\n助手："])),
+                _between("calls", "<tool_calls>", "</tool_calls>", calls=JsonCalls(listed=True)),
+            ),
+            outside=replace(CONTENT, close=Literals(["<answer>\n助手：", "<answer>", "</answer>"])),
             bare=_BARE,
             signs=("<tool_calls>[", "<|extra_0|>"),
         ),
