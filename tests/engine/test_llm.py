@@ -37,6 +37,9 @@ class TinyTokenizer(LetterTokenizer):
     def template_variables(self, *, tools=False) -> frozenset[str]:
         return frozenset({"messages"})
 
+    def written_call(self, *, tools=False) -> str:
+        return ""
+
     def apply_chat_template(self, messages, *, tools=None, add_generation_prompt=True, **extra) -> str:
         return "".join(m["content"] for m in messages) + ("x" if add_generation_prompt else "")
 
