@@ -264,7 +264,7 @@ FAMILIES = {
         fused=_fused,
     ),
     "deepseek_v3": Family(
-        "DeepSeek V3 and R1, Kimi K2: latent attention",
+        "DeepSeek V3 and R1, GGUF files of Kimi K2: latent attention",
         deepseek_v3,
         table(
             *(
