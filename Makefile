@@ -73,7 +73,7 @@ thorough: $(STAMPS)/test  ## `make test` with its long tests, all cases, and fiv
 COVERAGE = $(BIN)/python -m coverage
 coverage: $(STAMPS)/coverage  ## the share of statements that the tests run, at least 80 %; TESTS="tests/server" (minutes)
 	rm -rf build/coverage && mkdir -p build/coverage
-	COVERAGE_FILE=$(CURDIR)/build/coverage/data $(COVERAGE) run -m pytest -n auto --dist worksteal -m "not long" $(TESTS)
+	$(COVERAGE) run -m pytest -n auto --dist worksteal -m "not long" $(TESTS)
 	$(COVERAGE) combine --quiet
 	$(COVERAGE) report --skip-covered --sort=cover --fail-under=80
 
