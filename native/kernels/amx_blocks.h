@@ -24,6 +24,7 @@ struct BlockScratch {
   float *carry() { return reinterpret_cast<float *>(this + 1); }
 };
 
+// F: fp4 for each format with a table.
 template <Format F>
 class BlockProduct {
  public:
@@ -40,7 +41,7 @@ class BlockProduct {
       for (int k = 0; k < cols; k += chunk) {
         const int k_end = smaller(k + chunk, cols);
         const uint8_t *weights = w.panel(p) + input_offset(F, k);
-        stage(weights, (k_end - k) / kBlock, scratch.weights);
+        stage(weights, (k_end - k) / kBlock, table_of(w.format), scratch.weights);
         for (int r = 0, tile = 0; r < num_rows; r += height, ++tile) {
           for (int n = 0; n < kPanelWidth; n += kLanes) {
             F32 acc[kTileRows];
@@ -72,13 +73,13 @@ class BlockProduct {
   }
 
   // Weights without their offset, as signed bytes: [kBlock / 4][kPanelWidth][4] per block.
-  static void stage(const uint8_t *blocks, int count, uint8_t *out) {
+  static void stage(const uint8_t *blocks, int count, [[maybe_unused]] const int8_t *table, uint8_t *out) {
     constexpr int kWords = kBlock * kPanelWidth / 4;
     constexpr uint32_t kFlip = F == Format::q4_min ? 0 : 0x80808080u, kAdd = F == Format::q4 ? 0x78787878u : 0;
     for (int b = 0; b < count; ++b, blocks += block_bytes(F), out += 4 * kWords) {
       const uint8_t *in = blocks + block_scale_bytes(F);
-      if constexpr (F == Format::fp4) {
-        widen_fp4(in, 0, out);
+      if constexpr (has_table(F)) {
+        widen_by_table(table, in, 0, out);
       } else if constexpr (is_4bit(F)) {
         widen_nibbles(in, kAdd, kFlip, out);
       } else {

@@ -40,11 +40,13 @@ constexpr Named<SourceFormat> kSources[] = {
     {"Q5_1", {Source::q5_1, 32, 24, Format::q8_min}},  {"Q8_0", {Source::q8_0, 32, 34, Format::q8}},
     {"Q4_K", {Source::q4_k, 256, 144, Format::q4_min}}, {"Q5_K", {Source::q5_k, 256, 176, Format::q8_min}},
     {"Q6_K", {Source::q6_k, 256, 210, Format::q8_half}}, {"MXFP4", {Source::mxfp4, 32, 17, Format::fp4}},
+    {"IQ4_NL", {Source::iq4_nl, 32, 18, Format::iq4}}, {"IQ4_XS", {Source::iq4_xs, 256, 136, Format::iq4}},
+    {"INT8_16", {Source::int8_16, 16, 20, Format::q8_half}}, {"INT8_32", {Source::int8_32, 32, 36, Format::q8}},
 };
 constexpr Named<Format> kFormats[] = {
     {"f32", Format::f32},       {"bf16", Format::bf16}, {"i8", Format::i8},         {"q4", Format::q4},
     {"q4_min", Format::q4_min}, {"q8", Format::q8},     {"q8_min", Format::q8_min}, {"q8_half", Format::q8_half},
-    {"fp4", Format::fp4},
+    {"fp4", Format::fp4},       {"iq4", Format::iq4},
 };
 constexpr Named<KVFormat> kKVFormats[] = {{"fp32", KVFormat::f32}, {"bf16", KVFormat::bf16}, {"int8", KVFormat::i8}};
 constexpr Named<Gate> kGates[] = {

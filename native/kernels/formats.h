@@ -22,7 +22,8 @@ enum class Format : uint8_t {
   q8,       // 8 bit, w = d q per block
   q8_min,   // 8 bit, w = d q + m per block
   q8_half,  // 8 bit, w = d q per half block of 16
-  fp4,      // 4 bit, w = d kFp4[q] per block: E2M1 times 2, whose scale is a power of 2
+  fp4,      // 4 bit, w = d kFp4[q] per block
+  iq4,      // 4 bit, w = d kIq4[q] per block
 };
 
 // The number format of the activations of a product.
@@ -38,8 +39,10 @@ constexpr int kNumActivationKinds = 5;
 
 constexpr int kBlock = 32;  // inputs that share a scale
 
-// The formats of weights in files: floats, and the GGUF block formats that are packed without conversion to floats.
-enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, mxfp4 };
+// The formats of weights in files: floats, and block formats that are packed without conversion to floats: those of
+// GGUF files, and 16 or 32 values in 8 bit after their d in float32.
+enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, mxfp4, iq4_nl, iq4_xs,
+                              int8_16, int8_32 };
 
 // A weight matrix [rows, cols] (outputs, inputs) packed in panels of `panel_width` outputs, one panel after the other,
 // so that a product reads memory once and in order. N = panel_width, K = padded_cols (a multiple of kBlock), bias =
@@ -51,7 +54,7 @@ enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k
 //   q8       K/32 times { [N] f16 d,          [8][N][4] u8 }     q + bias
 //   q8_min   K/32 times { [N] f16 d, [N] f16 m, [8][N][4] u8 }   q + bias
 //   q8_half  K/32 times { [2][N] f16 d,       [8][N][4] u8 }     q + bias
-//   q4, fp4  K/32 times { [N] f16 d,          [4][N][4] u8 }     low nibble: quad j, high nibble: quad j + 4
+//   q4, fp4, iq4  K/32 times { [N] f16 d,     [4][N][4] u8 }     low nibble: quad j, high nibble: quad j + 4
 //   q4_min   K/32 times { [N] f16 d, [N] f16 m, [4][N][4] u8 }
 struct PackedMatrix {
   Format format;
@@ -166,8 +169,13 @@ struct MatrixProduct {
   }
 };
 
-// The weights of E2M1 times 2, by their 4 bits.
+// The weights of formats whose 4 bits are places in a table: those of E2M1 times 2, and of IQ4_NL and IQ4_XS.
 constexpr int8_t kFp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+__attribute__((always_inline)) inline constexpr bool has_table(Format f) { return f == Format::fp4 || f == Format::iq4; }
+__attribute__((always_inline)) inline constexpr const int8_t *table_of(Format f) {
+  return f == Format::iq4 ? kIq4 : kFp4;
+}
 
 enum class Gate : uint8_t { silu, gelu_tanh, gelu, relu, relu2, sigmoid };
 

@@ -42,12 +42,32 @@ void q8_0(const uint8_t *p, int block, const BlockRow &out) {
   set_halves(out, 2 * block, 2, read_half(p), 0.f);
   std::memcpy(out.q + 32 * block, p + 2, 32);
 }
+template <int Values>
+void int8(const uint8_t *p, int block, const BlockRow &out) {
+  constexpr int kHalves = Values / kHalf;
+  float d;
+  std::memcpy(&d, p, sizeof d);
+  set_halves(out, kHalves * block, kHalves, d, 0.f);
+  std::memcpy(out.q + Values * block, p + sizeof d, Values);
+}
 
-// An exponent, then 32 values of 4 bits, as q4_0 has them.
-void mxfp4(const uint8_t *p, int block, const BlockRow &out) {
-  set_halves(out, 2 * block, 2, std::ldexp(1.f, int(p[0]) - 128), 0.f);
+// 32 values of 4 bits, as q4_0 has them, with one scale.
+void from_table(const int8_t *table, const uint8_t *nibbles, float d, int block, const BlockRow &out) {
+  set_halves(out, 2 * block, 2, d, 0.f);
   int8_t *q = out.q + 32 * block;
-  for (int i = 0; i < 16; ++i) q[i] = kFp4[p[1 + i] & 15], q[i + 16] = kFp4[p[1 + i] >> 4];
+  for (int i = 0; i < 16; ++i) q[i] = table[nibbles[i] & 15], q[i + 16] = table[nibbles[i] >> 4];
+}
+// After an exponent.
+void mxfp4(const uint8_t *p, int block, const BlockRow &out) {
+  from_table(kFp4, p + 1, std::ldexp(1.f, int(p[0]) - 128), block, out);
+}
+void iq4_nl(const uint8_t *p, int block, const BlockRow &out) { from_table(kIq4, p + 2, read_half(p), block, out); }
+// 8 sub-blocks of 32. Their scales have 6 bits: the upper ones of all, then 4 of each; then the values.
+void iq4_xs(const uint8_t *p, int block, const BlockRow &out) {
+  for (int j = 0; j < 8; ++j) {
+    const int scale = (p[4 + j / 2] >> 4 * (j % 2) & 15) | (read_u16(p + 2) >> 2 * j & 3) << 4;
+    from_table(kIq4, p + 8 + 16 * j, read_half(p) * float(scale - 32), 8 * block + j, out);
+  }
 }
 
 // K formats: 256 values in 8 sub-blocks of 32, whose 6-bit scales and mins are in 12 bytes.
@@ -122,6 +142,10 @@ void decode_blocks(const SourceMatrix &source, int row, const BlockRow &out) {
     case Source::q5_k: return decode_all<q5_k, 256, 176>(p, source.cols, out);
     case Source::q6_k: return decode_all<q6_k, 256, 210>(p, source.cols, out);
     case Source::mxfp4: return decode_all<mxfp4, 32, 17>(p, source.cols, out);
+    case Source::iq4_nl: return decode_all<iq4_nl, 32, 18>(p, source.cols, out);
+    case Source::iq4_xs: return decode_all<iq4_xs, 256, 136>(p, source.cols, out);
+    case Source::int8_16: return decode_all<int8<16>, 16, 20>(p, source.cols, out);
+    case Source::int8_32: return decode_all<int8<32>, 32, 36>(p, source.cols, out);
     default: return;
   }
 }

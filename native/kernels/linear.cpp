@@ -29,7 +29,7 @@ constexpr int kStageRows = 2 * kRowsBlock;  // with more rows than this, unpacki
 
 constexpr Format staged_format(Format f) {
   if (f == Format::bf16 && !kBf16Dot) return Format::f32;
-  if ((f == Format::q4 || f == Format::fp4) && kStageNibbles) return Format::q8;
+  if ((f == Format::q4 || has_table(f)) && kStageNibbles) return Format::q8;
   if (f == Format::q4_min && kStageNibbles) return Format::q8_min;
   return f;
 }
@@ -46,13 +46,13 @@ void stage_bf16(const uint8_t *weights, int cols, uint8_t *out) {
   }
 }
 
-// Nibbles to bytes that hold weight + kDotBias. The weight is q - 8 for q4, q for q4_min, kFp4[q] for fp4.
+// Nibbles to bytes that hold weight + kDotBias. The weight is q - 8 for q4, q for q4_min, that of a table for others.
 void stage_q4(Format from, const uint8_t *weights, int cols, uint8_t *out) {
   const size_t scale_bytes = block_scale_bytes(from);
   for (int k = 0; k < cols; k += kBlock, weights += block_bytes(from), out += block_bytes(staged_format(from))) {
     std::memcpy(out, weights, scale_bytes);
-    if (from == Format::fp4) {
-      widen_fp4(weights + scale_bytes, uint8_t(kDotFlip), out + scale_bytes);
+    if (has_table(from)) {
+      widen_by_table(table_of(from), weights + scale_bytes, uint8_t(kDotFlip), out + scale_bytes);
       continue;
     }
     widen_nibbles(weights + scale_bytes, (from == Format::q4 ? 120u : 128u) * 0x01010101u, 0x80808080u ^ kDotFlip,
@@ -155,8 +155,8 @@ void run_few_rows(const MatrixProduct &product) {
     const uint8_t *panel = w.panel(p);
     const int at_once = smaller(product.panel_end - p, kPanels);
     const Output out = output_of(product, p);
-    Tile t{panel + input_offset(w.format, 0), scales_of(w, panel), w.panel_bytes, product.a, product.row_begin, 0,
-           w.padded_cols, panels_ahead(product, p + at_once, at_once, 1)};
+    Tile t{panel + input_offset(w.format, 0), scales_of(w, panel), BiasedTable::of(w.format), w.panel_bytes, product.a,
+           product.row_begin, 0, w.padded_cols, panels_ahead(product, p + at_once, at_once, 1)};
     if (at_once == kPanels) {
       run_tile<Kernel, R, kPanels>(t, {}, out);
     } else {
@@ -197,7 +197,8 @@ void run_product(const MatrixProduct &product) {
       const int k_end = smaller(k + chunk, cols);
       const Carry carry{k > 0 ? sums : nullptr, k_end < cols ? sums : nullptr};
       const uint8_t *weights = panel + input_offset(w.format, k);
-      Tile t{weights, scales_of(w, panel), w.panel_bytes, product.a, product.row_begin, k, k_end, {}};
+      Tile t{weights, scales_of(w, panel), BiasedTable::of(w.format), w.panel_bytes, product.a, product.row_begin,
+             k, k_end, {}};
       if (!staged) {
         run_rows<Kernel>(t, stream, row_end, carry, out);
       } else {
@@ -243,7 +244,8 @@ ProductFunction product_of(Format format, ActivationKind kind) {
     case Format::q8: return shared_blocks<Format::q8>(planes);
     case Format::q8_min: return shared_blocks<Format::q8_min>(planes);
     case Format::q8_half: return shared_blocks<Format::q8_half>(planes);
-    case Format::fp4: return planes ? run_blocks<Format::fp4, 2> : run_blocks<Format::fp4, 1>;
+    case Format::fp4:
+    case Format::iq4: return planes ? run_blocks<Format::fp4, 2> : run_blocks<Format::fp4, 1>;
   }
   return nullptr;
 }

@@ -10,10 +10,25 @@ namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int V = kPanelVectors;
 
+// The weights of a format with a table, by their 4 bits, as dot4_biased takes them.
+struct BiasedTable {
+  alignas(16) uint8_t weights[16] = {};
+
+  constexpr explicit BiasedTable(Format f) {
+    for (int i = 0; i < 16; ++i) weights[i] = uint8_t(uint8_t(table_of(f)[i]) ^ uint8_t(kDotFlip));
+  }
+  // Null for a format without a table.
+  static FW_INLINE const uint8_t *of(Format f) {
+    static constexpr BiasedTable kTables[] = {BiasedTable(Format::fp4), BiasedTable(Format::iq4)};
+    return has_table(f) ? kTables[f == Format::iq4].weights : nullptr;
+  }
+};
+
 // Inputs [k, k_end) of one panel, or of two neighbours, against rows from `row` on.
 struct Tile {
   const uint8_t *weights;  // those of input k of the first panel, with the block scales before them
   const float *scales;     // i8: those of the first panel's outputs
+  const uint8_t *table;    // fp4, iq4: BiasedTable::of
   size_t panel_bytes;
   const Activations &a;
   int row, k, k_end;
@@ -197,7 +212,7 @@ struct I8Kernel {
 
 // ---------------------------------------------------------------------------------------------- block formats
 
-// Per block of 32 an exact integer sum, then acc += sum * d_w and, with a min, acc += m_w * Σ a. Activations in two
+// fp4 is the kernel of each format with a table. Per block of 32 an exact integer sum, then acc += sum * d_w and, with a min, acc += m_w * Σ a. Activations in two
 // planes have one scale per row, multiplied at the end; in one plane one scale per block, a factor of d_w and part of Σ
 // a. Where kWords, two planes are words, and there is one sum.
 template <Format Fmt, int Planes>
@@ -205,7 +220,7 @@ struct BlockKernel : FloatSums {
   static constexpr bool kAsWords = Planes == 2 && kWords;
   static constexpr int kPlanes = kAsWords ? 1 : Planes;  // planes of sums
   static constexpr int kRows = kRowsBlock, kSums = kPlanes + 1;
-  static constexpr bool kHalves = Fmt == Format::q8_half, kNibbles = is_4bit(Fmt) && Fmt != Format::fp4;
+  static constexpr bool kHalves = Fmt == Format::q8_half, kNibbles = is_4bit(Fmt) && !has_table(Fmt);
   static constexpr bool kShortSums = kNibbles && !kAsWords;  // sums of 16 bit: begin_nibbles
   using Activation = std::conditional_t<kAsWords, int16_t, int8_t>;
 
@@ -219,21 +234,21 @@ struct BlockKernel : FloatSums {
   // `Quads` quads of the block, from quad `begin` on, against the activations. A 4-bit load holds quad j in its low and
   // quad j + 4 in its high nibbles.
   template <int Quads, int R, int N>
-  static FW_INLINE void dots(const uint8_t *w, size_t panel, const Activation *x, int begin,
+  static FW_INLINE void dots(const uint8_t *w, size_t panel, const uint8_t *table, const Activation *x, int begin,
                              I32 (&sum)[kPlanes][R][N]) {
     constexpr int kLoads = is_4bit(Fmt) ? 4 : Quads;
     FW_UNROLL_QUADS for (int j = begin; j < begin + kLoads; ++j) {
       U8 wv[N];
       FW_UNROLL for (int n = 0; n < N; ++n) wv[n] = load_u8(w + (n / V) * panel + (j * V + n % V) * 4 * kLanes);
       if constexpr (kAsWords) {
-        word_dots<0, false>(wv, x + 4 * j, sum[0]);
-        word_dots<1, false>(wv, x + 4 * j, sum[0]);
+        word_dots<0, false>(wv, table, x + 4 * j, sum[0]);
+        word_dots<1, false>(wv, table, x + 4 * j, sum[0]);
         if constexpr (is_4bit(Fmt)) {
-          word_dots<0, true>(wv, x + 4 * (j + 4), sum[0]);
-          word_dots<1, true>(wv, x + 4 * (j + 4), sum[0]);
+          word_dots<0, true>(wv, table, x + 4 * (j + 4), sum[0]);
+          word_dots<1, true>(wv, table, x + 4 * (j + 4), sum[0]);
         }
       } else {
-        byte_dots(wv, x + 4 * j, sum);
+        byte_dots(wv, table, x + 4 * j, sum);
       }
     }
   }
@@ -241,13 +256,14 @@ struct BlockKernel : FloatSums {
   // The first or second pair of words of a quad, those of the low or high nibbles, against that of the quad at x, of
   // every row.
   template <int Pair, bool High, int R, int N>
-  static FW_INLINE void word_dots(const U8 (&wv)[N], const int16_t *x, I32 (&sum)[R][N]) {
+  static FW_INLINE void word_dots(const U8 (&wv)[N], [[maybe_unused]] const uint8_t *table, const int16_t *x,
+                                  I32 (&sum)[R][N]) {
     I32 words[N];
     FW_UNROLL for (int n = 0; n < N; ++n) {
       if constexpr (kNibbles) {
         words[n] = nibble_pairs<Pair, High>(wv[n]);
-      } else if constexpr (Fmt == Format::fp4) {
-        words[n] = word_pairs<Pair>(biased_fp4(High ? high_nibbles(wv[n]) : low_nibbles(wv[n])));
+      } else if constexpr (has_table(Fmt)) {
+        words[n] = word_pairs<Pair>(lookup(table, High ? high_nibbles(wv[n]) : low_nibbles(wv[n])));
       } else {
         words[n] = word_pairs<Pair>(wv[n]);
       }
@@ -260,7 +276,8 @@ struct BlockKernel : FloatSums {
 
   // The quads of a load against those at x, and its high nibbles against the quads 4 further on, in every plane.
   template <int R, int N>
-  static FW_INLINE void byte_dots(const U8 (&wv)[N], const int8_t *x, I32 (&sum)[kPlanes][R][N]) {
+  static FW_INLINE void byte_dots(const U8 (&wv)[N], [[maybe_unused]] const uint8_t *table, const int8_t *x,
+                                  I32 (&sum)[kPlanes][R][N]) {
     FW_UNROLL for (int r = 0; r < R; ++r) {
       FW_UNROLL for (int plane = 0; plane < Planes; ++plane) {
         const int8_t *xr = x + plane * (kPieceBytes / 2) + r * kPieceBytes;
@@ -269,9 +286,9 @@ struct BlockKernel : FloatSums {
           I32 &s = sum[plane][r][n];
           if constexpr (kNibbles) {
             s = dot_nibbles(dot_nibbles(s, low_nibbles(wv[n]), first), high_nibbles(wv[n]), second);
-          } else if constexpr (Fmt == Format::fp4) {
-            s = dot4_biased(s, biased_fp4(low_nibbles(wv[n])), first);
-            s = dot4_biased(s, biased_fp4(high_nibbles(wv[n])), second);
+          } else if constexpr (has_table(Fmt)) {
+            s = dot4_biased(s, lookup(table, low_nibbles(wv[n])), first);
+            s = dot4_biased(s, lookup(table, high_nibbles(wv[n])), second);
           } else {
             s = dot4_biased(s, wv[n], first);
           }
@@ -283,13 +300,13 @@ struct BlockKernel : FloatSums {
   template <int R, int P>
   static FW_INLINE void add(Tile &t, F32 (&acc)[R][P * V]) {
     constexpr int kPiece = kPieceBytes / Planes;
-    const uint8_t *block = t.weights;
+    const uint8_t *block = t.weights, *const table = t.table;
     for_pieces<kPiece>(t, [&](int k, int end) FW_LAMBDA {
       const Activation *x = activation_at<const Activation>(t.a, t.row, k, kPiece);
       const ActivationBlock *blocks = t.a.blocks + size_t(k / kBlock) * t.a.block_stride + t.row;
       for (; k < end; k += kBlock) {
         t.stream.advance();
-        add_block(block, t.panel_bytes, x, blocks, acc);
+        add_block(block, t.panel_bytes, table, x, blocks, acc);
         block += block_bytes(Fmt);
         x += kBlock;
         blocks += t.a.block_stride;
@@ -298,7 +315,7 @@ struct BlockKernel : FloatSums {
   }
 
   template <int R, int N>
-  static FW_INLINE void add_block(const uint8_t *block, size_t panel, const Activation *x,
+  static FW_INLINE void add_block(const uint8_t *block, size_t panel, const uint8_t *table, const Activation *x,
                                   const ActivationBlock *blocks, F32 (&acc)[R][N]) {
     constexpr size_t kScales = block_scale_bytes(Fmt);
     [[maybe_unused]] constexpr int kKind = int(Fmt) + (Planes - 1) * 16;
@@ -322,7 +339,7 @@ struct BlockKernel : FloatSums {
           FW_UNROLL for (int n = 0; n < N; ++n) sum[plane][r][n] = first;
         }
       }
-      dots<kHalves ? 4 : 8>(block + kScales, panel, x, 4 * half, sum);
+      dots<kHalves ? 4 : 8>(block + kScales, panel, table, x, 4 * half, sum);
       FW_UNROLL for (int n = 0; n < N; ++n) {
         const F32 d = scales(n, half);
         FW_UNROLL for (int r = 0; r < R; ++r) {

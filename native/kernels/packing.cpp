@@ -40,8 +40,9 @@ void put_block_weights(Format f, const int8_t *q, int n, uint8_t *weights) {
     return;
   }
   const auto code = [f](int8_t value) {
-    if (f != Format::fp4) return value + (f == Format::q4 ? 8 : 0);
-    return int(std::find(kFp4, kFp4 + 16, value) - kFp4);
+    if (!has_table(f)) return value + (f == Format::q4 ? 8 : 0);
+    const int8_t *table = table_of(f);
+    return int(std::find(table, table + 16, value) - table);
   };
   uint8_t nibbles[16];
   for (int i = 0; i < 16; ++i) nibbles[i] = uint8_t((code(q[i]) & 15) | (code(q[i + 16]) << 4));

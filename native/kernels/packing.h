@@ -7,7 +7,7 @@ namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr bool is_block_format(Format f) { return f >= Format::q4; }
 constexpr bool has_min(Format f) { return f == Format::q4_min || f == Format::q8_min; }
-constexpr bool is_4bit(Format f) { return f == Format::q4 || f == Format::q4_min || f == Format::fp4; }
+constexpr bool is_4bit(Format f) { return f == Format::q4 || f == Format::q4_min || has_table(f); }
 
 // Bytes of one block of 32 inputs of a whole panel in a block format: its scales, then its weights.
 constexpr size_t block_scale_bytes(Format f) {
@@ -47,12 +47,12 @@ FW_INLINE void widen_nibbles(const uint8_t *nibbles, uint32_t add, uint32_t flip
   }
 }
 
-// Widens Format::fp4: the signed weight, times 2, ^ flip.
-FW_INLINE void widen_fp4(const uint8_t *nibbles, uint8_t flip, uint8_t *bytes) {
+// As widen_nibbles for a format with this table: the signed weight ^ flip.
+FW_INLINE void widen_by_table(const int8_t *table, const uint8_t *nibbles, uint8_t flip, uint8_t *bytes) {
   constexpr int kBytes = 16 * kPanelWidth;
   for (int i = 0; i < kBytes; ++i) {
-    bytes[i] = uint8_t(kFp4[nibbles[i] & 15]) ^ flip;
-    bytes[i + kBytes] = uint8_t(kFp4[nibbles[i] >> 4]) ^ flip;
+    bytes[i] = uint8_t(table[nibbles[i] & 15]) ^ flip;
+    bytes[i + kBytes] = uint8_t(table[nibbles[i] >> 4]) ^ flip;
   }
 }
 

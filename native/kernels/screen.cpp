@@ -33,7 +33,7 @@ void unpack_block(Format f, const uint8_t *panel, int k, int n, float *out) {
     int q;
     if (is_4bit(f)) {
       q = weights[i % 16 / 4 * 4 * kPanelWidth + i % 4] >> i / 16 * 4 & 15;
-      q = f == Format::fp4 ? kFp4[q] : f == Format::q4 ? q - 8 : q;
+      q = has_table(f) ? table_of(f)[q] : f == Format::q4 ? q - 8 : q;
     } else {
       q = int8_t(weights[i / 4 * 4 * kPanelWidth + i % 4] ^ kDotBias);
     }

@@ -69,13 +69,29 @@ def random_blocks(quant: Quant, shape: tuple[int, ...], rng: np.random.Generator
     rows, blocks = int(np.prod(shape[:-1])), shape[-1] // quant.block_size
     data = rng.integers(0, 256, (rows, blocks, quant.block_bytes), np.uint8)
     halves = {Quant.Q4_1: 2, Quant.Q5_1: 2, Quant.Q4_K: 2, Quant.Q5_K: 2}.get(quant, 1)
-    typical = {Quant.Q4_K: 2e-4, Quant.Q5_K: 1e-4, Quant.Q6_K: 3e-5, Quant.Q8_0: 1e-3}.get(quant, 0.01)
-    start = quant.block_bytes - 2 if quant in (Quant.Q6_K, Quant.TQ1_0, Quant.TQ2_0) else 0
+    typical = {
+        Quant.Q8_0: 1e-3,
+        Quant.Q3_K: 1e-3,
+        Quant.Q4_K: 2e-4,
+        Quant.Q5_K: 1e-4,
+        Quant.Q6_K: 3e-5,
+        Quant.IQ4_NL: 1e-3,
+        Quant.IQ4_XS: 5e-5,
+        Quant.IQ3_S: 5e-4,
+        Quant.IQ2_S: 4e-4,
+        Quant.Q1_0: 0.1,
+    }.get(quant, 0.01)
+    start = quant.block_bytes - 2 if quant in (Quant.Q3_K, Quant.Q6_K, Quant.TQ1_0, Quant.TQ2_0) else 0
     scales = (typical * rng.uniform(0.5, 1.5, (rows, blocks, halves))).astype(np.float16)
     if quant in (Quant.Q4_1, Quant.Q5_1):
         scales[..., 1] *= np.float16(-10)
     if quant is Quant.MXFP4:
         data[..., 0] = rng.integers(119, 122, (rows, blocks))
+    elif quant is Quant.NVFP4:  # numbers of E4M3 near 2^-7
+        data[..., :4] = rng.integers(6, 12, (rows, blocks, 4))
+    elif quant is Quant.IQ1_M:  # four bits of d in each of four words
+        nibbles = scales[..., 0].view(np.uint16)[..., None] >> np.arange(0, 16, 4, dtype=np.uint16) & 15
+        data[..., 49::2] = data[..., 49::2] & 15 | nibbles.astype(np.uint8) << 4
     else:
         data[..., start : start + 2 * halves] = scales.view(np.uint8)
     return Tensor(data.reshape(rows, -1), quant, shape)

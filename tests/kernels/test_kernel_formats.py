@@ -15,7 +15,8 @@ from foreword.models.weights import Tensor
 
 LEVELS = _native.isa_levels()
 BLOCKS = [Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q8_0, Quant.Q4_K, Quant.Q5_K, Quant.Q6_K,
-          Quant.MXFP4, Quant.TQ1_0, Quant.TQ2_0]  # fmt: skip
+          Quant.MXFP4, Quant.TQ1_0, Quant.TQ2_0, Quant.Q3_K, Quant.IQ4_NL, Quant.IQ4_XS, Quant.IQ3_S, Quant.IQ2_S,
+          Quant.IQ1_M, Quant.NVFP4, Quant.Q1_0]  # fmt: skip
 
 
 def tokens_of(spec):
@@ -117,7 +118,9 @@ def test_mixed_formats_side_by_side_share_their_input():
 def test_formats_follow_the_file_or_the_request():
     assert packed_format(Quant.Q4_K, "auto") == "q4_min"
     assert packed_format(Quant.Q6_K, "q4") == "q8_half"
-    assert packed_format(Quant.Q3_K, "auto") == "q8"
+    assert packed_format(Quant.Q2_K, "auto") == "q8"
+    assert packed_format(Quant.Q3_K, "auto") == "q8_half"
+    assert packed_format(Quant.IQ4_XS, "auto") == "iq4"
     assert packed_format(Quant.BF16, "q4", keep_precise=True) == "q8"
     assert packed_format(Quant.Q4_0, "bf16") == "bf16"
 

@@ -93,14 +93,6 @@ union __attribute__((packed, may_alias)) Unaligned {
 };
 FW_INLINE F32 load(const float *p) { return reinterpret_cast<const Unaligned *>(p)->floats; }
 FW_INLINE void store(float *p, F32 v) { reinterpret_cast<Unaligned *>(p)->floats = v; }
-// The weights of Format::fp4, as dot4_biased takes them, of their 4 bits.
-FW_INLINE U8 biased_fp4(U8 nibbles) {
-  static constexpr int B = kDotBias;
-  alignas(16) static constexpr uint8_t kTable[16] = {B,     B + 1,  B + 2,  B + 3,  B + 4, B + 6, B + 8, B + 12, B,
-                                                     uint8_t(B - 1), uint8_t(B - 2), uint8_t(B - 3), uint8_t(B - 4),
-                                                     uint8_t(B - 6), uint8_t(B - 8), uint8_t(B - 12)};
-  return lookup(kTable, nibbles);
-}
 FW_INLINE U8 load_u8(const uint8_t *p) { return reinterpret_cast<const Unaligned *>(p)->bytes; }
 // A vector of bf16 pairs.
 FW_INLINE I32 load_pairs(const uint16_t *p) { return reinterpret_cast<const Unaligned *>(p)->words; }

@@ -41,7 +41,7 @@ from foreword.sampling import Sampled, Sampler, StepSampling
 
 _BYTES = {
     "f32": 4, "bf16": 2, "i8": 1, "q4": 9 / 16, "q4_min": 5 / 8, "q8": 17 / 16, "q8_min": 9 / 8, "q8_half": 9 / 8,
-    "fp4": 9 / 16,
+    "fp4": 9 / 16, "iq4": 9 / 16,
 }  # bytes of a weight, with its part of the scales (native/kernels/formats.h)  # fmt: skip
 _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
 
@@ -49,9 +49,9 @@ _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
 def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bool = False) -> str:
     """Return how a matrix stored as ``quant`` is packed (native/kernels/formats.h).
 
-    auto: as the file holds it, MXFP4 too; 5 and 6 bit are kept, exactly, in 8. q4: the same, and floats become 4 bit
-    with a scale and a minimum per block of 32, or 8 bit where ``keep_precise`` (the output projection). Ternary weights
-    are kept, exactly, in 4 bit. A format that is not read directly (2 and 3 bit) becomes 8 bit with a scale per block.
+    auto: with the integers of the file: Q1_0 and ternary weights in 4 bit, other formats of fewer than 4 bit or more in
+    8. Q2_K, whose minima are those of 16 weights, becomes 8 bit with a scale per block. q4: the same, and floats become
+    4 bit with a scale and a minimum per block of 32, or 8 bit where ``keep_precise`` (the output projection).
     """
     match weight_format:
         case "fp32":

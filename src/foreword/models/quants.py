@@ -10,8 +10,8 @@ The K formats hold 256 weights in sub-blocks of 16 or 32, whose scales (and offs
 
     Q2_K  d s q − m o    Q4_K, Q5_K  d s q − m o    Q3_K  d s (q − 4)    Q6_K  d s (q − 32)
 
-MXFP4 has blocks of 32 with a scale 2^(e − 128) of one byte e; its weights are the scale times 0, 1, 2, 3, 4, 6, 8 or
-12, positive or negative. TQ1_0 and TQ2_0 have blocks of 256; their weights are d (q − 1), with q of 0, 1 and 2.
+TQ1_0 and TQ2_0 have blocks of 256; their weights are d (q − 1), with q of 0, 1 and 2. The weights of the other formats
+are scales times integers of tables: ``foreword.models.codebooks``.
 
 Layouts are those of the GGUF file format; the docstring of each function below shows one.
 """
@@ -20,11 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from foreword.arrays import F32, U8
+from foreword.models import codebooks
+from foreword.models.blocks import bits, f16, halves
 
 _CHUNK = 1 << 18  # weights decoded at once, so that temporaries fit into the CPU cache
 
@@ -48,6 +51,17 @@ class Quant(Enum):
     TQ1_0 = (34, 256, 54)
     TQ2_0 = (35, 256, 66)
     MXFP4 = (39, 32, 17)
+    IQ4_NL = (20, 32, 18)
+    IQ4_XS = (23, 256, 136)
+    IQ3_S = (21, 256, 110)
+    IQ3_XXS = (18, 256, 98)
+    IQ2_S = (22, 256, 82)
+    IQ2_XS = (17, 256, 74)
+    IQ2_XXS = (16, 256, 66)
+    IQ1_M = (29, 256, 56)
+    IQ1_S = (19, 256, 50)
+    NVFP4 = (40, 64, 36)
+    Q1_0 = (41, 128, 18)
 
     def __init__(self, ggml_type: int, block_size: int, block_bytes: int) -> None:
         self.ggml_type, self.block_size, self.block_bytes = ggml_type, block_size, block_bytes
@@ -87,15 +101,15 @@ def grid_of(data: U8, quant: Quant) -> tuple[F32, F32] | None:
     b = np.ascontiguousarray(data).reshape(-1, quant.block_bytes)
     match quant:
         case Quant.Q4_0:
-            step = _f16(b, 0)
+            step = f16(b, 0)
             least = -8 * step
         case Quant.Q4_1:
-            step, least = _f16(b, 0), _f16(b, 2)
+            step, least = f16(b, 0), f16(b, 2)
         case Quant.Q4_K:
             s, o = _scales_and_offsets(b[:, 4:16])
-            step, least = _f16(b, 0) * s, -_f16(b, 2) * o
-        case Quant.TQ1_0 | Quant.TQ2_0:
-            step = _f16(b, -2).repeat(8, axis=1)
+            step, least = f16(b, 0) * s, -f16(b, 2) * o
+        case Quant.TQ1_0 | Quant.TQ2_0 | Quant.Q1_0:
+            step = f16(b, 0 if quant is Quant.Q1_0 else -2).repeat(quant.block_size // 32, axis=1)
             least = -step
         case _:
             return None
@@ -110,11 +124,23 @@ def pack_q4(q: U8, scale: F32, offset: F32 | None = None) -> U8:
     return np.concatenate([*(_as_f16(field) for field in fields), q[:, :16] | q[:, 16:] << np.uint8(4)], axis=1)
 
 
-def ternary_as_q4(data: U8, quant: Quant) -> U8:
-    """Return rows in TQ1_0 or TQ2_0, uint8 [rows, row_bytes], as rows in Q4_0 of equal weights."""
+def repacked(data: U8, quant: Quant, form: Literal["Q4_0", "INT8_16", "INT8_32"]) -> U8:
+    """Return rows in a format of `_INTEGERS`, uint8 [rows, row_bytes], as equal weights in another format.
+
+    INT8_16 and INT8_32 have blocks of 16 and 32: d in float32, then the integers in 8 bit. Q4_0 must have the same
+    integers, and scales in float16. The blocks must not have more weights than share a scale.
+    """
     blocks = np.ascontiguousarray(data).reshape(-1, quant.block_bytes)
-    q = _ternary(blocks).reshape(-1, 32) + np.uint8(7)
-    return pack_q4(q, _f16(blocks, -2).repeat(8)).reshape(len(data), -1)
+    width = 16 if form == "INT8_16" else 32
+    parts = []
+    for start in range(0, len(blocks), step := max(1, _CHUNK // quant.block_size)):
+        q, d = _INTEGERS[quant](blocks[start : start + step])
+        integers, scales = q.reshape(-1, width), d.repeat(q.shape[2] // width)
+        if form == "Q4_0":
+            parts.append(pack_q4((integers + np.int8(8)).view(np.uint8), scales))
+        else:
+            parts.append(np.concatenate([scales[:, None].view(np.uint8), integers.view(np.uint8)], axis=1))
+    return np.concatenate(parts).reshape(len(data), -1)
 
 
 def pack_q8(q: npt.NDArray[np.int8], scale: F32 | npt.NDArray[np.float16]) -> U8:
@@ -138,27 +164,6 @@ def _as_f16(field: F32 | npt.NDArray[np.float16]) -> U8:
     return field.astype("<f2").view(np.uint8).reshape(-1, 2)
 
 
-def _f16(blocks: U8, at: int) -> F32:
-    """Return the float16 at byte ``at`` of every block, −2 for its end, as float32 [n, 1]."""
-    return blocks[:, at : at + 2 or None].view("<f2").astype(np.float32)
-
-
-def _halves(nibbles: U8) -> U8:
-    """Split [n, g, w] into [n, 2 g, w]: of each group first the low nibbles, then the high ones."""
-    n, g, w = nibbles.shape
-    out = np.empty((n, g, 2, w), np.uint8)
-    np.bitwise_and(nibbles, 15, out=out[:, :, 0])
-    np.right_shift(nibbles, 4, out=out[:, :, 1])
-    return out.reshape(n, 2 * g, w)
-
-
-def _bits(data: U8, width: int) -> U8:
-    """Split [n, g, w] into [n, g · 8/width, w]: of each group the bit fields of ``width`` bits, lowest first."""
-    n, _, w = data.shape
-    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
-    return (data[:, :, None, :] >> shifts & np.uint8((1 << width) - 1)).reshape(n, -1, w)
-
-
 def _f32_block(b: U8, out: F32) -> None:
     out[:] = b.view("<f4")
 
@@ -173,7 +178,7 @@ def _bf16_block(b: U8, out: F32) -> None:
 
 def _q8_0(b: U8, out: F32) -> None:
     """Decode | d | 32 × int8 |."""
-    np.multiply(b[:, 2:].view(np.int8), _f16(b, 0), out=out)
+    np.multiply(b[:, 2:].view(np.int8), f16(b, 0), out=out)
 
 
 def _nibbles(*, offset: bool, fifth: bool) -> Callable[[U8, F32], None]:
@@ -182,16 +187,16 @@ def _nibbles(*, offset: bool, fifth: bool) -> Callable[[U8, F32], None]:
 
     Bit i of the 32, little-endian, is the fifth bit of weight i. Weights are signed without an offset.
     """
-    bits = 4 if offset else 2
-    start = bits + 4 if fifth else bits
+    first = 4 if offset else 2
+    start = first + 4 if fifth else first
 
     def decode(b: U8, out: F32) -> None:
-        q = _halves(b[:, None, start:]).reshape(-1, 32)
+        q = halves(b[:, None, start:]).reshape(-1, 32)
         if fifth:
-            q |= np.unpackbits(b[:, bits:start], axis=1, bitorder="little") << np.uint8(4)
-        np.multiply(q if offset else q.view(np.int8) - np.int8(16 if fifth else 8), _f16(b, 0), out=out)
+            q |= np.unpackbits(b[:, first:start], axis=1, bitorder="little") << np.uint8(4)
+        np.multiply(q if offset else q.view(np.int8) - np.int8(16 if fifth else 8), f16(b, 0), out=out)
         if offset:
-            out += _f16(b, 2)
+            out += f16(b, 2)
 
     return decode
 
@@ -223,70 +228,84 @@ def _q4_k(b: U8, out: F32) -> None:
     Q5_K has 32 bytes before the nibbles: bit g is the fifth of sub-block g.
     """
     s, o = _scales_and_offsets(b[:, 4:16])
-    q = _halves(b[:, -128:].reshape(-1, 4, 32))
+    q = halves(b[:, -128:].reshape(-1, 4, 32))
     if b.shape[1] == Quant.Q5_K.block_bytes:
-        q |= _bits(b[:, None, 16:48], 1) << np.uint8(4)
-    _scaled(out, q, _f16(b, 0) * s, _f16(b, 2) * o)
+        q |= bits(b[:, None, 16:48], 1) << np.uint8(4)
+    _scaled(out, q, f16(b, 0) * s, f16(b, 2) * o)
 
 
 def _q2_k(b: U8, out: F32) -> None:
     """Decode | 16 bytes: scale in the low nibble, offset in the high | 2 × 32 bytes of four 2-bit planes | d | m |."""
-    q = _bits(b[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
-    _scaled(out, q, _f16(b, 80) * (b[:, :16] & 15), _f16(b, 82) * (b[:, :16] >> 4))
+    q = bits(b[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
+    _scaled(out, q, f16(b, 80) * (b[:, :16] & 15), f16(b, 82) * (b[:, :16] >> 4))
 
 
-def _q3_k(b: U8, out: F32) -> None:
+def _q3_k(b: U8) -> codebooks.Integers:
     """Decode | 32 bytes: bit g is the third of sub-block g | 2-bit planes as in Q2_K | 12 bytes: 16 scales + 32 | d |.
 
     Scale i: low nibble in byte i mod 8 (i < 8: its low half), upper two bits in byte 8 + i mod 4, field i // 4.
     """
     s = b[:, 96:108]
-    scale = _halves(s[:, None, :8]).reshape(-1, 16) | _bits(s[:, None, 8:], 2).reshape(-1, 16) << np.uint8(4)
-    q = _bits(b[:, 32:96].reshape(-1, 2, 32), 2) | _bits(b[:, None, :32], 1) << np.uint8(2)
-    signed = (q.view(np.int8) - np.int8(4)).reshape(-1, 16, 16)
-    _scaled(out, signed, _f16(b, 108) * (scale.view(np.int8) - np.int8(32)))
+    scale = halves(s[:, None, :8]).reshape(-1, 16) | bits(s[:, None, 8:], 2).reshape(-1, 16) << np.uint8(4)
+    q = bits(b[:, 32:96].reshape(-1, 2, 32), 2) | bits(b[:, None, :32], 1) << np.uint8(2)
+    return (q.view(np.int8) - np.int8(4)).reshape(-1, 16, 16), f16(b, 108) * (scale.view(np.int8) - np.int8(32))
 
 
 def _q6_k(b: U8, out: F32) -> None:
     """Decode | 2 × 64 bytes: low nibbles 64 weights, high ones the next 64 | 2 × 32 bytes of 2-bit planes | 16 int8 | d
     |.
     """
-    low = _halves(b[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
-    q = low | _bits(b[:, 128:192].reshape(-1, 2, 32), 2) << np.uint8(4)
+    low = halves(b[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
+    q = low | bits(b[:, 128:192].reshape(-1, 2, 32), 2) << np.uint8(4)
     signed = (q.view(np.int8) - np.int8(32)).reshape(-1, 16, 16)
-    _scaled(out, signed, _f16(b, 208) * b[:, 192:208].view(np.int8))
+    _scaled(out, signed, f16(b, 208) * b[:, 192:208].view(np.int8))
 
 
-_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-"""The weights of MXFP4 by their 4 bits, times 2."""
+def _ternary(b: U8) -> codebooks.Integers:
+    """Decode | bytes of integers + 1 | d |.
 
-
-def _mxfp4(b: U8, out: F32) -> None:
-    """Decode | e | 16 bytes: low nibbles are weights 0…15, high nibbles 16…31 |."""
-    scale = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128)
-    np.multiply(_FP4[_halves(b[:, None, 1:]).reshape(-1, 32)], scale, out=out)
-
-
-def _ternary(b: U8) -> U8:
-    """Return the integers 0, 1 and 2 of blocks in TQ1_0 or TQ2_0, uint8 [n, 256].
-
-    | bytes of integers | d |. TQ2_0 has two bits each: 2 × 32 bytes of four 2-bit planes. TQ1_0 has digits of base 3,
+    TQ2_0 has two bits each: 2 × 32 bytes of four 2-bit planes. TQ1_0 has digits of base 3,
     most significant first, of a byte as a fraction of 256: five planes of 32 bytes, five of 16, then four of 4.
     """
     if b.shape[1] == Quant.TQ2_0.block_bytes:
-        return _bits(b[:, :64].reshape(-1, 2, 32), 2).reshape(-1, 256)
-    parts = ((b[:, :32], 5), (b[:, 32:48], 5), (b[:, 48:52], 4))
-    digits = [(part[:, None] * _POWERS[:count, None]).astype(np.uint16) * np.uint16(3) >> 8 for part, count in parts]
-    return np.concatenate([part.reshape(len(b), -1) for part in digits], axis=1).astype(np.uint8)
+        digits = bits(b[:, :64].reshape(-1, 2, 32), 2)
+    else:
+        parts = ((b[:, :32], 5), (b[:, 32:48], 5), (b[:, 48:52], 4))
+        found = [(part[:, None] * _POWERS[:count, None]).astype(np.uint16) * np.uint16(3) >> 8 for part, count in parts]
+        digits = np.concatenate([part.reshape(len(b), -1) for part in found], axis=1).astype(np.uint8)
+    return digits.view(np.int8).reshape(-1, 1, 256) - np.int8(1), f16(b, -2)
 
 
 _POWERS = np.array([1, 3, 9, 27, 81], np.uint8)
 
 
-def _ternary_block(b: U8, out: F32) -> None:
-    np.multiply(_ternary(b).view(np.int8) - np.int8(1), _f16(b, -2), out=out)
+def _product(integers: Callable[[U8], codebooks.Integers]) -> Callable[[U8, F32], None]:
+    def decode(b: U8, out: F32) -> None:
+        _scaled(out, *integers(b))
+
+    return decode
 
 
+_INTEGERS: dict[Quant, Callable[[U8], codebooks.Integers]] = {
+    Quant.Q3_K: _q3_k,
+    Quant.TQ1_0: _ternary,
+    Quant.TQ2_0: _ternary,
+    Quant.MXFP4: codebooks.mxfp4,
+    Quant.IQ4_NL: codebooks.iq4_nl,
+    Quant.IQ4_XS: codebooks.iq4_xs,
+    Quant.IQ3_S: codebooks.iq3_s,
+    Quant.IQ3_XXS: codebooks.iq3_xxs,
+    Quant.IQ2_S: codebooks.iq2_s,
+    Quant.IQ2_XS: codebooks.iq2_xs,
+    Quant.IQ2_XXS: codebooks.iq2_xxs,
+    Quant.IQ1_M: codebooks.iq1_m,
+    Quant.IQ1_S: codebooks.iq1_s,
+    Quant.NVFP4: codebooks.nvfp4,
+    Quant.Q1_0: codebooks.q1_0,
+}
+"""Each format whose weights are d q → a function that returns q, int8 [n, groups, weights of a group], and d, float32
+[n, groups], of blocks.
+"""
 _DECODERS: dict[Quant, Callable[[U8, F32], None]] = {
     Quant.F32: _f32_block,
     Quant.F16: _f16_block,
@@ -297,11 +316,8 @@ _DECODERS: dict[Quant, Callable[[U8, F32], None]] = {
     Quant.Q5_1: _nibbles(offset=True, fifth=True),
     Quant.Q8_0: _q8_0,
     Quant.Q2_K: _q2_k,
-    Quant.Q3_K: _q3_k,
     Quant.Q4_K: _q4_k,
     Quant.Q5_K: _q4_k,
     Quant.Q6_K: _q6_k,
-    Quant.TQ1_0: _ternary_block,
-    Quant.TQ2_0: _ternary_block,
-    Quant.MXFP4: _mxfp4,
+    **{quant: _product(integers) for quant, integers in _INTEGERS.items()},
 }

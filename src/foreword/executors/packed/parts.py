@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module
 from math import prod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from foreword.executors.packed.file import PackedFile, PackedFileError, Part
 from foreword.executors.packed.store import NotKeptError, PackedStore
 from foreword.models.digests import Digests, native_digest
 from foreword.models.encoder_spec import EncoderSpec
-from foreword.models.quants import Quant, ternary_as_q4
+from foreword.models.quants import Quant, repacked
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import FileWeights, Tensor, Weights
 from foreword.native import native
@@ -44,14 +44,26 @@ AS_IN_FILE = {
     Quant.Q5_K: "q8_min",
     Quant.Q6_K: "q8_half",
     Quant.MXFP4: "fp4",
-    Quant.TQ1_0: "q4",
-    Quant.TQ2_0: "q4",
+    Quant.IQ4_NL: "iq4",
+    Quant.IQ4_XS: "iq4",
 }
-"""Each number format of files that is packed as it is → the format that native code packs it in
-(native/kernels/formats.h).
-"""
-_TERNARY = (Quant.TQ1_0, Quant.TQ2_0)
-"""Formats that native code gets as Q4_0, which has the same weights."""
+"""Each number format of files that native code reads → the format that it packs it in (native/kernels/formats.h)."""
+_REPACKED: dict[Quant, Literal["Q4_0", "INT8_16", "INT8_32"]] = {
+    Quant.TQ1_0: "Q4_0",
+    Quant.TQ2_0: "Q4_0",
+    Quant.Q1_0: "Q4_0",
+    Quant.IQ3_S: "INT8_32",
+    Quant.IQ3_XXS: "INT8_32",
+    Quant.IQ2_XXS: "INT8_32",
+    Quant.IQ1_S: "INT8_32",
+    Quant.Q3_K: "INT8_16",
+    Quant.IQ2_S: "INT8_16",
+    Quant.IQ2_XS: "INT8_16",
+    Quant.IQ1_M: "INT8_16",
+    Quant.NVFP4: "INT8_16",
+}
+"""Each number format that native code gets as equal weights in another format → that format."""
+AS_IN_FILE |= {quant: {"Q4_0": "q4", "INT8_16": "q8_half", "INT8_32": "q8"}[form] for quant, form in _REPACKED.items()}
 
 C = TypeVar("C", bound="native.CpuModel")
 Screen = tuple[int, F32, float]
@@ -134,7 +146,7 @@ class Parts(Generic[C]):
             self._arrays[name + _ROWS] = Part(form, data)
         else:
             data = self._file.array(name + _ROWS, form)
-            quant = _read_as(tensor.quant).name
+            quant = _REPACKED.get(tensor.quant) or (tensor.quant.name if tensor.quant in AS_IN_FILE else "F32")
         return data, quant, size
 
     def screen(self, head: int) -> Screen | None:
@@ -238,19 +250,11 @@ def _are_kept(size: int, options: NativeOptions) -> bool:
 
 def source_of(tensor: Tensor) -> tuple[U8, str]:
     """Return the weights in a format that the native model reads, and its name."""
-    quant = _read_as(tensor.quant)
-    if quant is tensor.quant:
-        return np.ascontiguousarray(tensor.data), quant.name
-    if quant is Quant.Q4_0:
-        return ternary_as_q4(tensor.data, tensor.quant), quant.name
-    return tensor.dequantize().view(np.uint8), quant.name
-
-
-def _read_as(quant: Quant) -> Quant:
-    """Return the format in which native code gets weights of a file."""
-    if quant in _TERNARY:
-        return Quant.Q4_0
-    return quant if quant in AS_IN_FILE else Quant.F32
+    if (form := _REPACKED.get(tensor.quant)) is not None:
+        return repacked(tensor.data, tensor.quant, form), form
+    if tensor.quant in AS_IN_FILE:
+        return np.ascontiguousarray(tensor.data), tensor.quant.name
+    return tensor.dequantize().view(np.uint8), "F32"
 
 
 def _recipe(weights: FileWeights, spec: DecoderSpec | EncoderSpec, isa: str, what: str) -> dict[str, Any]:
