@@ -18,7 +18,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from foreword.arrays import F32, U8, U16, U32
+from foreword.arrays import F32, U8, U16, Bools, Ints
 from foreword.models.blocks import f16, halves
 
 I8 = npt.NDArray[np.int8]
@@ -92,49 +92,52 @@ def codebook(name: str) -> I8:
     values, width, text = _CODEBOOKS[name]
     steps = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
     entries = np.cumsum(steps, dtype=np.int64)[steps < 255]
-    return np.array(values, np.int8)[entries[:, None] // len(values) ** np.arange(width) % len(values)]
+    found: I8 = np.array(values, np.int8)[entries[:, None] // len(values) ** np.arange(width) % len(values)]
+    return found
 
 
 @cache
 def _signs() -> I8:
     """Return the signs of 8 weights by a byte, int8 [256, 8]: bit i is set where weight i is negative."""
-    return 1 - 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(np.int8)
+    negative = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(np.int8)
+    return np.int8(1) - np.int8(2) * negative
 
 
-def _signs_of_7(index: U16 | U32) -> I8:
+def _signs_of_7(index: Ints) -> I8:
     """Return the signs of 8 weights by 7 bits, int8 [..., 8]: an even number of the 8 is negative."""
     parity = index ^ index >> 4
     parity = parity ^ parity >> 2
-    return _signs()[index | (parity ^ parity >> 1) % 2 * 128]
+    found: I8 = _signs()[index | (parity ^ parity >> 1) % 2 * 128]
+    return found
 
 
-def _words(b: U8, start: int, stop: int, dtype: str) -> npt.NDArray[np.unsignedinteger]:
+def _words(b: U8, start: int, stop: int, dtype: str) -> Ints:
     """Return bytes [start, stop) of every block as integers, [n, integers]."""
     return np.ascontiguousarray(b[:, start:stop]).view(dtype)
 
 
-def _fields(words: npt.NDArray[np.unsignedinteger], width: int, count: int) -> npt.NDArray[np.unsignedinteger]:
+def _fields(words: Ints, width: int, count: int) -> Ints:
     """Return the lowest ``count`` fields of ``width`` bits of every integer, lowest first, [n, integers · count]."""
     shifts = np.arange(0, width * count, width, dtype=words.dtype)
     return (words[..., None] >> shifts & words.dtype.type((1 << width) - 1)).reshape(len(words), -1)
 
 
-def _index(low: U8, high: npt.NDArray[np.unsignedinteger]) -> U16:
+def _index(low: U8, high: Ints) -> U16:
     """Return places in a codebook of their low 8 bits and the bits above."""
     return low | high.astype(np.uint16) << np.uint16(8)
 
 
-def _of_pairs(name: str, index: npt.NDArray[np.unsignedinteger], signs: I8, groups: int) -> I8:
+def _entries(name: str, index: Ints, signs: I8, groups: int) -> I8:
     """Return entries of a codebook with the signs of 8 weights each, int8 [n, groups, weights]."""
     entries = codebook(name)[index].reshape(signs.shape)
-    return (entries * signs).reshape(len(index), groups, -1)
+    return np.multiply(entries, signs).reshape(len(index), groups, -1)
 
 
 def iq2_xxs(b: U8) -> Integers:
     """Decode | d | 8 × | 4 indexes of a byte | 32 bits: 4 × 7 bits of signs, the scale |; d (scale + 1/2) / 4."""
     parts = b[:, 2:].reshape(-1, 8, 8)
     words = _words(b, 2, 66, "<u4")[:, 1::2]
-    q = _of_pairs("IQ2_XXS", parts[:, :, :4].reshape(-1, 32), _signs_of_7(_fields(words, 7, 4)), 8)
+    q = _entries("IQ2_XXS", parts[:, :, :4].reshape(-1, 32), _signs_of_7(_fields(words, 7, 4)), 8)
     return q, f16(b, 0) * ((words >> 28).astype(np.float32) + np.float32(0.5)) * np.float32(0.25)
 
 
@@ -146,19 +149,19 @@ def _quarters(b: U8, scales: U8) -> F32:
 def iq2_xs(b: U8) -> Integers:
     """Decode | d | 32 × 16 bits: index in 9, signs in 7 | 8 bytes of two scales |."""
     words = _words(b, 2, 66, "<u2")
-    return _of_pairs("IQ2_XS", words & 511, _signs_of_7(words >> 9), 16), _quarters(b, b[:, 66:])
+    return _entries("IQ2_XS", words & 511, _signs_of_7(words >> 9), 16), _quarters(b, b[:, 66:])
 
 
 def iq2_s(b: U8) -> Integers:
     """Decode | d | 32 bytes of indexes | 32 of signs | 8: bits 8 and 9 of four indexes | 8 of two scales |."""
     index = _index(b[:, 2:34], _fields(b[:, 66:74], 2, 4))
-    return _of_pairs("IQ2_S", index, _signs()[b[:, 34:66]], 16), _quarters(b, b[:, 74:])
+    return _entries("IQ2_S", index, _signs()[b[:, 34:66]], 16), _quarters(b, b[:, 74:])
 
 
 def iq3_xxs(b: U8) -> Integers:
     """Decode | d | 64 bytes of indexes | 8 × 32 bits: 4 × 7 bits of signs, the scale |; d (scale + 1/2) / 2."""
     words = _words(b, 66, 98, "<u4")
-    q = _of_pairs("IQ3_XXS", b[:, 2:66], _signs_of_7(_fields(words, 7, 4)), 8)
+    q = _entries("IQ3_XXS", b[:, 2:66], _signs_of_7(_fields(words, 7, 4)), 8)
     return q, f16(b, 0) * ((words >> 28).astype(np.float32) + np.float32(0.5)) * np.float32(0.5)
 
 
@@ -166,10 +169,10 @@ def iq3_s(b: U8) -> Integers:
     """Decode | d | 64 bytes of indexes | 8: bit 8 of eight | 32 of signs | 4 of two scales |; d (2 scale + 1)."""
     index = _index(b[:, 2:66], _fields(b[:, 66:74], 1, 8))
     scale = _fields(b[:, 106:], 4, 2).astype(np.float32)
-    return _of_pairs("IQ3_S", index, _signs()[b[:, 74:106]], 8), f16(b, 0) * (2 * scale + 1)
+    return _entries("IQ3_S", index, _signs()[b[:, 74:106]], 8), f16(b, 0) * (2 * scale + 1)
 
 
-def _of_eighths(index: U16, negative: npt.NDArray[np.bool_], groups: int) -> I8:
+def _of_eighths(index: U16, negative: Bools, groups: int) -> I8:
     """Return 8 g + 1, or 8 g − 1 where negative [n, indexes], of the entries g of the codebook of IQ1."""
     q = codebook("IQ1_S")[index] * np.int8(8)
     q += np.where(negative, np.int8(-1), np.int8(1))[..., None]
@@ -217,7 +220,7 @@ def mxfp4(b: U8) -> Integers:
 def _e4m3() -> F32:
     """Return half of each number of E4M3 by its byte, as ggml reads it: without its sign, and 0 for 127."""
     exponent, fraction = np.divmod(np.arange(256) % 128, 8)
-    numbers = np.ldexp(np.where(exponent, 8 + fraction, fraction), np.maximum(exponent, 1) - 11).astype(np.float32)
+    numbers: F32 = np.ldexp(np.where(exponent, 8 + fraction, fraction), np.maximum(exponent, 1) - 11).astype(np.float32)
     numbers[127] = 0
     return numbers
 
