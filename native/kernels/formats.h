@@ -172,7 +172,9 @@ struct MatrixProduct {
 // The weights of formats whose 4 bits are places in a table: those of E2M1 times 2, and of IQ4_NL and IQ4_XS.
 constexpr int8_t kFp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-__attribute__((always_inline)) inline constexpr bool has_table(Format f) { return f == Format::fp4 || f == Format::iq4; }
+__attribute__((always_inline)) inline constexpr bool has_table(Format f) {
+  return f == Format::fp4 || f == Format::iq4;
+}
 __attribute__((always_inline)) inline constexpr const int8_t *table_of(Format f) {
   return f == Format::iq4 ? kIq4 : kFp4;
 }

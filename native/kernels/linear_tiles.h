@@ -212,9 +212,9 @@ struct I8Kernel {
 
 // ---------------------------------------------------------------------------------------------- block formats
 
-// fp4 is the kernel of each format with a table. Per block of 32 an exact integer sum, then acc += sum * d_w and, with a min, acc += m_w * Σ a. Activations in two
+// Per block of 32 an exact integer sum, then acc += sum * d_w and, with a min, acc += m_w * Σ a. Activations in two
 // planes have one scale per row, multiplied at the end; in one plane one scale per block, a factor of d_w and part of Σ
-// a. Where kWords, two planes are words, and there is one sum.
+// a. Where kWords, two planes are words, and there is one sum. fp4 is the kernel of each format with a table.
 template <Format Fmt, int Planes>
 struct BlockKernel : FloatSums {
   static constexpr bool kAsWords = Planes == 2 && kWords;

@@ -134,7 +134,7 @@ def test_damage_is_explained(tmp_path, data, message):
             lambda info: info[:4] + struct.pack("<Q", 65) + info[12:],
             r"shape \(3, 65\) is not made of whole Q8_0 blocks",
         ),
-        (lambda info: info[:-12] + struct.pack("<IQ", 23, 32), "number format 23 is not supported"),
+        (lambda info: info[:-12] + struct.pack("<IQ", 36, 32), "number format 36 is not supported"),
         (lambda info: info[:-8] + struct.pack("<Q", 33), "offset 33 is not a multiple"),
         (lambda info: info[:-8] + struct.pack("<Q", 2**40), "204 bytes needed, 0 left"),
         (lambda info: struct.pack("<I", 5) + info[4:], "5 dimensions"),

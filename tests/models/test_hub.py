@@ -16,6 +16,7 @@ FILES = {
     "org/one-GGUF": ["one-iq3_xs.gguf"],
     "org/seeing-GGUF": ["seeing-Q8_0.gguf", "seeing-f16.gguf", "mmproj-seeing-Q8_0.gguf", "mmproj-seeing-f16.gguf"],
     "org/split-GGUF": ["q4_k_m/split-Q4_K_M.gguf", "old/split-Q4_K_M.gguf"],
+    "org/parts-GGUF": [*(f"big/parts-Q8_0-0000{i}-of-00003.gguf" for i in (1, 2, 3)), "parts-Q4_0.gguf"],
 }
 
 
@@ -89,6 +90,14 @@ def test_the_encoder_of_images_is_fetched_with_the_model(hub, tmp_path, quant):
     for hub.is_reachable in (True, False):
         assert from_hub(f"org/seeing-GGUF:{quant}") == tmp_path / f"org/seeing-GGUF/seeing-{quant}.gguf"
     assert hub.fetched == {("org/seeing-GGUF", f"{kind}seeing-{quant}.gguf") for kind in ("", "mmproj-")}
+
+
+def test_all_parts_of_a_split_model_are_fetched(hub, tmp_path):
+    for hub.is_reachable in (True, False):
+        first = tmp_path / "org/parts-GGUF/big/parts-Q8_0-00001-of-00003.gguf"
+        assert from_hub("org/parts-GGUF:Q8_0") == first
+    assert hub.fetched == {("org/parts-GGUF", name) for name in FILES["org/parts-GGUF"][:3]}
+    assert find_model("org/parts-GGUF:Q8_0") == (first, "parts-Q8_0")
 
 
 @pytest.mark.parametrize(

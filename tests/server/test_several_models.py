@@ -506,10 +506,11 @@ def test_models_with_one_name_and_unknown_pins_are_refused():
 
 
 def test_a_directory_has_the_models_that_can_be_loaded(tmp_path):
-    for name in ("one.gguf", "two-00001-of-00002.gguf", "notes.txt", "three/x.gguf", "four/config.json", "five/a.json"):
+    files = ("one.gguf", "two-00001-of-00002.gguf", "two-00002-of-00002.gguf", "mmproj-one.gguf", "notes.txt")
+    for name in (*files, "three/x.gguf", "four/config.json", "five/a.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    assert [one.names for one in models_in(str(tmp_path), {}, None)] == [("four",), ("one",), ("three",)]
+    assert [one.names for one in models_in(str(tmp_path), {}, None)] == [("four",), ("one",), ("three",), ("two",)]
     for wrong in (tmp_path / "five", tmp_path / "none"):
         with pytest.raises(ConfigError, match="Give a directory of models"):
             models_in(str(wrong), {}, None)

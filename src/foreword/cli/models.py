@@ -21,6 +21,7 @@ from foreword.executors.packed.store import PackedStore
 from foreword.machine import default_threads, memory_bytes
 from foreword.models import registry
 from foreword.models.encoder_spec import EncoderSpec
+from foreword.models.gguf_files import files_at
 from foreword.models.hub import HubModel, from_hub, search_hub
 from foreword.models.loader import LoadedModel, load_model
 from foreword.models.quantized import conversions
@@ -236,4 +237,4 @@ def _described(model: registry.KnownModel) -> str:
 
 
 def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
+    return sum(file.stat().st_size for file in files_at(path))

@@ -45,12 +45,13 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class GGUF:
-    """A parsed file. The file stays open while one of ``tensors`` exists."""
+    """A parsed file, or all files of a split model. They stay open while ``files`` or one of ``tensors`` exists."""
 
     path: Path
     version: int
     metadata: Mapping[str, Value]
     tensors: Mapping[str, Tensor]
+    files: tuple[ModelFile, ...]
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """Return the metadata value of a key. Raise ModelError if it is absent without a default, or not of type
@@ -98,7 +99,7 @@ def read_gguf(path: str | Path) -> GGUF:
     tensors = {name: at.tensor(name, start, *info) for name, info in described.items()}
     offsets = {name: offset for name, (_, _, offset) in described.items()}
     check_overlap(at.path, ((offsets[name], offsets[name] + t.stored.nbytes, name) for name, t in tensors.items()))
-    return GGUF(at.path, version, metadata, tensors)
+    return GGUF(at.path, version, metadata, tensors, (at.file,))
 
 
 def _tensor_infos(at: _Cursor, num_tensors: int, alignment: int) -> Iterator[tuple[str, Quant, tuple[int, ...], int]]:

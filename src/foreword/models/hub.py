@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from foreword.errors import ModelError
 from foreword.installation import install
 from foreword.models import registry
-from foreword.models.mmproj import is_mmproj, mmproj_of, quant_of
+from foreword.models.gguf_files import models_among, part_names
+from foreword.models.mmproj import mmproj_of, quant_of
 
 DIRECTORY = ("*.json", "*.safetensors", "*.jinja")
 SEARCH_TIMEOUT = 10.0
@@ -88,7 +89,8 @@ def from_hub(name: str) -> Path:
     """Return the directory of ``org/model``, or the .gguf file of ``org/model:QUANT``; fetch them if need be.
 
     ``org/model@REVISION`` is the model at a branch, tag or commit. A commit pins it: its files never change.
-    The .gguf file of an encoder of images, if there is one for it, is fetched beside the model's: see `mmproj_of`.
+    All parts of a split model are fetched, and beside them the .gguf file of an encoder of images if there is one for
+    the model: see `mmproj_of`.
     Without QUANT, a repository of .gguf files alone gives its Q4_K_M, or its only file. Without a network, what is
     cached is used. ModelError names the available files, and the bytes that a full disk lacks.
     """
@@ -105,7 +107,7 @@ def from_hub(name: str) -> Path:
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     chosen = _chosen(name, list(sizes), wanted.quant)
     encoder = mmproj_of(chosen, sizes) if chosen else None
-    patterns = [file for file in (chosen, encoder) if file] or list(DIRECTORY)
+    patterns = [*part_names(chosen), *([encoder] if encoder else [])] if chosen else list(DIRECTORY)
     _check_space(hub, name, wanted, sizes, patterns)
     try:
         folder = Path(hub.snapshot_download(repository, revision=revision, allow_patterns=patterns))
@@ -127,8 +129,8 @@ def _cached(hub: Any, name: str, wanted: HubId, error: Exception) -> Path:
 
 
 def _chosen(name: str, files: list[str], quant: str) -> str | None:
-    """Return the .gguf file to use; None for the directory of safetensors."""
-    gguf = sorted(file for file in files if file.endswith(".gguf") and not is_mmproj(file))
+    """Return the .gguf file to use, of a split model the first; None for the directory of safetensors."""
+    gguf = models_among(files)
     found = {file: known for file in gguf if (known := quant_of(file))}
     if not quant:
         if not gguf or any(file.endswith(".safetensors") for file in files):

@@ -17,11 +17,10 @@ from foreword.models.families.base import NUM_FEATURES, Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.families.vision import VISION_FAMILIES
 from foreword.models.families.vision_base import plain_name
-from foreword.models.files import FileRows, ModelFile
+from foreword.models.files import ModelFile
 from foreword.models.generation_files import GenerationFiles, generation_of_gguf, read_generation
-from foreword.models.gguf import read_gguf
+from foreword.models.gguf_files import models_among, read_model, whole_name
 from foreword.models.keys import Keys
-from foreword.models.mmproj import is_mmproj
 from foreword.models.naming import (
     DENSE,
     encoder_weights,
@@ -134,7 +133,7 @@ def find_model(model: str | Path) -> tuple[Path, str]:
             f"{name}: is a part of a model; give the directory, {str(path.parent)!r:.200}, or a .gguf file"
         )
     if is_file:
-        return path, path.stem
+        return path, Path(whole_name(path.name)).stem
     if name.lower() not in registry.KNOWN and (known_as := from_ollama(name)) is not None:
         return find_model(known_as)
     if (
@@ -147,16 +146,14 @@ def find_model(model: str | Path) -> tuple[Path, str]:
         from foreword.models.hub import from_hub
 
         found = from_hub(name)
-        return found, found.resolve().name if found.is_dir() else found.stem
+        return found, found.resolve().name if found.is_dir() else Path(whole_name(found.name)).stem
     known = registry.known_model(name)
     found = registry.verified_path(known)
     return found.parent if known.beside else found, known.name
 
 
 def _load_gguf(path: Path, name: str) -> LoadedModel:
-    gguf = read_gguf(path)
-    if (count := gguf.get("split.count", int, 1)) not in (0, 1):
-        raise ModelError(f"{path}: is one of {count} files of a split model. Merge them with the tool that split them")
+    gguf = read_model(path)
     architecture = gguf.get("general.architecture", str)
     family = GGUF_FAMILIES.get(architecture)
     if family is None:
@@ -165,13 +162,12 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     spec = family.read(config)
     if not spec.is_causal:
         spec = spec.changed(has_logits=False)
-    files = dict.fromkeys(t.stored.file for t in gguf.tensors.values() if isinstance(t.stored, FileRows))
     tensors = {**gguf.tensors, **numbers_of_layers(gguf, family.gguf_numbers, spec.num_layers)}
     own = without_head(tensors, spec.num_layers)
     dense = gguf_dense(config, gguf.tensors, spec.hidden_size)
     size = dense[-1].outputs if dense else spec.hidden_size
     pooling = PoolingSpec(hidden_size=size, pooling=gguf_pooling(config), dense=dense)
-    weights = FileWeights(weights_from_gguf(path, own, spec, family, pooling), files)
+    weights = FileWeights(weights_from_gguf(path, own, spec, family, pooling), gguf.files)
     try:
         tokenizer = Tokenizer.from_gguf(gguf.metadata)
     except ModelError as error:
@@ -186,9 +182,9 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
 def _load_directory(folder: Path, name: str) -> LoadedModel:
     config_path = folder / "config.json"
     if not config_path.exists():
-        files = sorted(path for path in folder.glob("*.gguf") if not is_mmproj(path.name))
+        files = models_among(path.name for path in folder.glob("*.gguf"))
         if len(files) == 1:
-            return _load_gguf(files[0], files[0].stem)
+            return _load_gguf(folder / files[0], Path(whole_name(files[0])).stem)
         fix = "Give a .gguf file, or a directory with config, tokenizer and safetensors"
         raise ModelError(f"{folder}: has no config.json and {len(files)} .gguf files. {fix}")
     config = read_config(config_path)

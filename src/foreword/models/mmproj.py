@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable
 from pathlib import PurePath
 
-QUANT = re.compile(r"(?:^|[-_.])((?:i?q\d|tq\d|mxfp\d|bf16|f16|f32)[a-z0-9_]*)\.gguf$", re.IGNORECASE)
+QUANT = re.compile(
+    r"(?:^|[-_.])((?:i?q\d|tq\d|mxfp\d|nvfp\d|bf16|f16|f32)[a-z0-9_]*)(?:-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE
+)
 """The format of the weights in the name of a GGUF file."""
 _USUAL = ("f16", "bf16", "q8_0", "f32")
 """Formats of encoders, the preferred one first."""

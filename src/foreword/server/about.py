@@ -11,6 +11,7 @@ from typing import Any
 
 from foreword.errors import ModelError
 from foreword.models.encoder_spec import EncoderSpec
+from foreword.models.gguf_files import files_at
 from foreword.models.loader import LoadedModel, load_model
 from foreword.models.registry import KNOWN, cached_path
 
@@ -39,8 +40,8 @@ def local_path(model: str) -> Path | None:
 
 
 def files_of(path: Path) -> Files:
-    """Return the facts of a file or directory."""
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    """Return the facts of the files of a model."""
+    files = files_at(path)
     states = [(file, file.stat()) for file in files]
     text = "".join(f"{file} {state.st_size} {state.st_mtime_ns}\n" for file, state in states)
     kind = "gguf" if any(file.suffix == ".gguf" for file in files) else "safetensors"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from foreword.engine.options import LLMOptions
 from foreword.errors import ConfigError, reason_of, shown
+from foreword.models.gguf_files import models_among, whole_name
 from foreword.server.config import ServerConfig
 from foreword.settings import settings_of
 
 OF_ONE = ("served_model_name", "adapter", "kv_events", "kv_events_replay")
 """Settings of a server of one model. A table has names and adapters of each."""
-_PART = re.compile(r"-\d{5}-of-\d{5}$")  # at the end of the name of one of several files of a model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,10 @@ def models_in(directory: str, options: LLMOptions, keep_alive: float | None) -> 
     """
     folder = Path(directory)
     try:
-        found = {path.stem if path.is_file() else path.name: path for path in sorted(folder.iterdir()) if _is_one(path)}
+        paths = list(folder.iterdir())
+        found = {path.name: path for path in paths if path.is_dir() and _has_one(path)}
+        for file in models_among(path.name for path in paths if path.is_file()):
+            found[Path(whole_name(file)).stem] = folder / file
     except OSError as error:
         reason = f"cannot be read ({reason_of(error)})"
         raise ConfigError(f"models_dir={directory!r:.200}: {reason}. Give a directory of models") from None
@@ -50,14 +52,12 @@ def models_in(directory: str, options: LLMOptions, keep_alive: float | None) -> 
         raise ConfigError(f"models_dir={directory!r:.200}: {reason}. Give a directory of models")
     return [
         ServedModel(model=str(path), names=(name,), options=options, common=frozenset(options), keep_alive=keep_alive)
-        for name, path in found.items()
+        for name, path in sorted(found.items())
     ]
 
 
-def _is_one(path: Path) -> bool:
-    if path.is_dir():
-        return (path / "config.json").is_file() or len(list(path.glob("*.gguf"))) == 1
-    return path.suffix == ".gguf" and not _PART.search(path.stem) and path.is_file()
+def _has_one(path: Path) -> bool:
+    return (path / "config.json").is_file() or len(models_among(file.name for file in path.glob("*.gguf"))) == 1
 
 
 def checked(models: Iterable[ServedModel], config: ServerConfig) -> list[ServedModel]:
