@@ -257,14 +257,14 @@ def _q6_k(b: U8, out: F32) -> None:
     _scaled(out, signed, _f16(b, 208) * b[:, 192:208].view(np.int8))
 
 
-_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 """The weights of MXFP4 by their 4 bits, times 2."""
 
 
 def _mxfp4(b: U8, out: F32) -> None:
     """Decode | e | 16 bytes: low nibbles are weights 0…15, high nibbles 16…31 |."""
     scale = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128)
-    np.multiply(_FP4[_halves(b[:, None, 1:]).reshape(-1, 32)], scale, out=out)
+    np.multiply(FP4[_halves(b[:, None, 1:]).reshape(-1, 32)], scale, out=out)
 
 
 def _ternary(b: U8) -> U8:
