@@ -1,8 +1,9 @@
-"""Random matrices as FP8, AWQ and GPTQ checkpoints store them, and their weights by loops over single elements.
+"""Random matrices as quantised checkpoints store them, and their weights by loops over single elements.
 
 A drawn matrix is {suffix: array} under the names of the format; `LOOPS` turn it into float64 [out, in].
 """
 
+import json
 import math
 import re
 
@@ -62,6 +63,84 @@ def gptq(parts, group, bits=4, version=1):
     return weights
 
 
+def filled(array, out, count):
+    """Zero points or scales [out, count] of one for all or one per row."""
+    return np.broadcast_to(array.reshape(-1, count) if array.size > 1 else array.reshape(1, 1), (out, count))
+
+
+def compressed_integers(parts, group, bits=4):
+    """Packed words, or int8, of compressed-tensors; group: 0 for one of all columns."""
+    scales, zeros, g_idx = (parts.get(f"weight_{name}") for name in ("scale", "zero_point", "g_idx"))
+    is_packed = "weight_packed" in parts
+    out, inner = parts["weight_shape"] if is_packed else parts["weight"].shape
+    per_word, count = 32 // bits, math.ceil(inner / (group or inner))
+    scales, weights = filled(scales, out, count), np.empty((out, inner))
+    for o in range(out):
+        for i in range(inner):
+            g = int(g_idx[i]) if g_idx is not None else i // (group or inner)
+            zero = 0
+            if is_packed:
+                q = field(parts["weight_packed"][o, i // per_word], i % per_word, bits) - 2 ** (bits - 1)
+                if zeros is not None:
+                    zero = field(zeros[o // per_word, g], o % per_word, bits) - 2 ** (bits - 1)
+            else:
+                q = int(parts["weight"].view(np.int8)[o, i])
+                zero = 0 if zeros is None else int(filled(zeros.view(np.int8), out, count)[o, g])
+            weights[o, i] = (q - zero) * float(scales[o, g])
+    return weights
+
+
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def e2m1(byte, second):
+    nibble = int(np.uint8(byte)) >> 4 * second & 15
+    return math.copysign(E2M1[nibble & 7], -(nibble >> 3) or 1)
+
+
+def nvfp4(parts):
+    if "weight_packed" in parts:
+        pairs, factor = parts["weight_packed"], 1 / float(parts["weight_global_scale"][0])
+    else:
+        pairs, factor = parts["weight"], float(parts["weight_scale_2"][0])
+    scales, (out, half) = parts["weight_scale"], pairs.shape
+    return np.array(
+        [
+            [e2m1(pairs[o, i // 2], i % 2) * e4m3(int(scales[o, i // 16])) * factor for i in range(2 * half)]
+            for o in range(out)
+        ]
+    )
+
+
+def mxfp4(parts):
+    pairs, scales = parts["weight_packed"], parts["weight_scale"].view(np.uint8)
+    return np.array(
+        [
+            [math.ldexp(e2m1(row[i // 2], i % 2), int(scales[o, i // 32]) - 127) for i in range(2 * len(row))]
+            for o, row in enumerate(pairs)
+        ]
+    )
+
+
+def bitsandbytes(parts):
+    """4 bit; of 8 bit if there is an SCB."""
+    if "SCB" in parts:
+        return parts["weight"].view(np.int8) * (parts["SCB"].astype(float)[:, None] / 127)
+    [state] = (json.loads(array.tobytes()) for name, array in parts.items() if "quant_state" in name)
+    absmax, nested_map = parts["weight.absmax"], parts.get("weight.nested_quant_map")
+    (out, inner), flat = state["shape"], parts["weight"].view(np.uint8).ravel()
+    weights = np.empty((out, inner))
+    for place in range(out * inner):
+        nibble, block = int(flat[place // 2]) >> 4 * (1 - place % 2) & 15, place // state["blocksize"]
+        if nested_map is None:
+            scale = float(absmax[block])
+        else:
+            whole = float(parts["weight.nested_absmax"][block // state["nested_blocksize"]])
+            scale = float(nested_map[int(np.uint8(absmax[block]))]) * whole + state["nested_offset"]
+        weights[divmod(place, inner)] = float(parts["weight.quant_map"][nibble]) * scale
+    return weights
+
+
 def words(rng, *shape):
     return rng.integers(-(2**31), 2**31, shape, dtype=np.int64).astype("<i4")
 
@@ -102,6 +181,70 @@ def draw_gptq(rng, out, inner, group, bits=4, zero=None, g_idx=None):
         "scales": scales(rng, bits, inner, (count, out)),
     }
     return parts if g_idx is None else {**parts, "g_idx": np.asarray(g_idx, "<i4")}
+
+
+def int8(rng, *shape):
+    """As `write_safetensors` takes numbers of type I8."""
+    return rng.integers(-128, 128, shape, dtype=np.int8).view("S1")
+
+
+def draw_packed(rng, out, inner, group, bits=4, symmetric=True, g_idx=None):
+    count, per_word = math.ceil(inner / (group or inner)), 32 // bits
+    parts = {
+        "weight_packed": words(rng, out, math.ceil(inner / per_word)),
+        "weight_shape": np.array([out, inner], "<i8"),
+        "weight_scale": scales(rng, bits, inner, (out, count)),
+    }
+    if not symmetric:
+        parts["weight_zero_point"] = words(rng, math.ceil(out / per_word), count)
+    return parts if g_idx is None else {**parts, "weight_g_idx": np.asarray(g_idx, "<i4")}
+
+
+def draw_int8(rng, out, inner, shape=None, symmetric=True):
+    """shape: of the scales."""
+    shape = shape or (out, 1)
+    parts = {"weight": int8(rng, out, inner), "weight_scale": scales(rng, 8, inner, shape)}
+    return parts if symmetric else {**parts, "weight_zero_point": int8(rng, *shape)}
+
+
+def draw_nvfp4(rng, out, inner, names=("weight_packed", "weight_global_scale"), factor=3000.0):
+    """For modelopt names are those of the pairs and of the factor by which scales are multiplied."""
+    scale = rng.integers(40, 100, (out, inner // 16), dtype=np.uint8)
+    pairs = rng.integers(-128, 128, (out, inner // 2), dtype=np.int8)
+    return {names[0]: pairs, "weight_scale": scale, names[1]: np.array([factor], "<f4")}
+
+
+def draw_modelopt(rng, out, inner):
+    return draw_nvfp4(rng, out, inner, ("weight", "weight_scale_2"), 1 / 3000)
+
+
+def draw_mxfp4(rng, out, inner):
+    pairs = rng.integers(-128, 128, (out, inner // 2), dtype=np.int8)
+    return {"weight_packed": pairs, "weight_scale": rng.integers(118, 124, (out, inner // 32), dtype=np.int8)}
+
+
+def draw_bitsandbytes(rng, out, inner, kind="nf4", nested=False, block=64, storage=np.int8):
+    """storage: the type of the array that holds the pairs."""
+    blocks, nested_block = math.ceil(out * inner / block), 4
+    state = {"quant_type": kind, "blocksize": block, "dtype": "float32", "shape": [out, inner]}
+    pairs = rng.integers(-128, 128, math.ceil(out * inner / 2), dtype=np.int8).view(storage)
+    parts = {"weight": pairs.reshape(-1, 1), "weight.quant_map": rng.uniform(-1, 1, 16).astype("<f4")}
+    if nested:
+        state |= {"nested_blocksize": nested_block, "nested_dtype": "float32", "nested_offset": 0.01}
+        parts |= {
+            "weight.absmax": rng.integers(-128, 128, blocks, dtype=np.int8),
+            "weight.nested_absmax": scales(rng, 4, inner, math.ceil(blocks / nested_block), "<f4"),
+            "weight.nested_quant_map": rng.uniform(-1, 1, 256).astype("<f4"),
+        }
+    else:
+        parts["weight.absmax"] = scales(rng, 4, inner, blocks, "<f4")
+    text = np.frombuffer(json.dumps(state).encode(), np.int8)
+    return {**parts, f"weight.quant_state.bitsandbytes__{kind}": text}
+
+
+def draw_bitsandbytes_8(rng, out, inner):
+    own = {"SCB": scales(rng, 8, inner, out, "<f4") * np.float32(127), "weight_format": np.zeros(1, np.int8)}
+    return {"weight": int8(rng, out, inner), **own}
 
 
 def is_linear(name, shape):

@@ -379,7 +379,7 @@ def damaged(tmp_path, changes):
         ({"shape": [float("inf")]}, "is not a dtype, a shape and data_offsets"),
         ({"data_offsets": [0.0, 8.0]}, "is not a dtype, a shape and data_offsets"),
         ({"shape": [0]}, "is not a dtype, a shape and data_offsets"),
-        ({"dtype": "I64"}, "dtype 'I64' is not supported"),
+        ({"dtype": "F64"}, "dtype 'F64' is not supported"),
         ({"data_offsets": [4, 12]}, "tensors 'a' and 'b' overlap"),
         ({"data_offsets": [12, 20]}, "does not fit bytes 12 to 20 of 16"),
         ({"data_offsets": [-8, 0]}, "does not fit bytes -8 to 0 of 16"),

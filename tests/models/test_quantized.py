@@ -1,6 +1,7 @@
-"""FP8, AWQ and GPTQ checkpoints: converted within a bound, as loops over the definition of each format have it."""
+"""Quantised checkpoints: converted within a bound, as loops over the definition of each format have it."""
 
 import json
+import math
 import re
 from functools import partial
 
@@ -15,7 +16,7 @@ from foreword.models.quants import Quant
 from foreword.models.safetensors import read_directory
 from models import quantized_checkpoints as stored
 from models.lora_files import is_turned
-from models.quantized_checkpoints import draw_awq, draw_fp8, draw_gptq
+from models.quantized_checkpoints import draw_awq, draw_fp8, draw_gptq, draw_int8, draw_packed
 from models.recorded import TINY
 from models.running import EXECUTORS, all_logits, whole
 from models.tiny import random_tensors, write_model, write_safetensors
@@ -24,6 +25,26 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+AUTOROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "act_bits": 16, "iters": 200}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "llm_int8_threshold": 6.0}
+NESTED = {**BNB, "bnb_4bit_use_double_quant": True, "bnb_4bit_quant_storage": "bfloat16"}
+BNB8 = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
+
+
+def compressed(form, *groups, **own):
+    """groups: what each says of its weights."""
+    listed = {f"group_{i}": {"targets": ["Linear"], "weights": weights} for i, weights in enumerate(groups)}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": listed, "ignore": ["lm_head"], **own}
+
+
+W4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+W4_UNEVEN = {**W4, "symmetric": False}
+W8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "group_size": None}
+W8_UNEVEN = {**W8, "symmetric": False}
+WFP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
+FP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+PACKED, INT, NVFP4 = "pack-quantized", "int-quantized", "nvfp4-pack-quantized"
 
 
 def rng():
@@ -68,6 +89,22 @@ FOUR_BIT = {
         lambda: draw_gptq(rng(), 16, 96, 32),
         lambda p: stored.gptq(p, 32, version=2),
     ),
+    "AutoRound by GPTQ": (AUTOROUND, lambda: draw_gptq(rng(), 24, 96, 32), lambda p: stored.gptq(p, 32)),
+    "AutoRound by AWQ": (
+        {**AUTOROUND, "packing_format": "auto_round:auto_awq"},
+        lambda: draw_awq(rng(), 24, 96, 32),
+        lambda p: stored.awq(p, 32),
+    ),
+    "compressed-tensors, words": (
+        {**compressed(PACKED, W4_UNEVEN), "group_size": 32},
+        lambda: draw_packed(rng(), 24, 96, 32, symmetric=False),
+        lambda p: stored.compressed_integers(p, 32),
+    ),
+    "compressed-tensors, rows that do not fill the words of zero points": (
+        {**compressed(PACKED, W4_UNEVEN), "group_size": 32},
+        lambda: draw_packed(rng(), 13, 96, 32, symmetric=False),
+        lambda p: stored.compressed_integers(p, 32),
+    ),
     "GPTQ, groups in order": (
         GPTQ,
         lambda: draw_gptq(rng(), 16, 96, 32, g_idx=np.arange(96) // 32),
@@ -85,22 +122,72 @@ def test_four_bits_change_by_a_64th_of_their_scale(tmp_path, name):
     assert tensor.quant is Quant.Q4_1
     assert tensor.shape == want.shape
     group = quantization["group_size"] if quantization["group_size"] > 0 else want.shape[1]
-    steps = np.repeat(parts["scales"].astype(float).T, group, axis=1)[:, : want.shape[1]]
+    own = parts["scales"].T if "scales" in parts else parts["weight_scale"]
+    steps = np.repeat(own.astype(float), group, axis=1)[:, : want.shape[1]]
     assert (np.abs(tensor.dequantize() - want) <= steps / 64).all()
 
 
-def test_four_symmetric_bits_are_exact(tmp_path):
-    parts = draw_gptq(rng(), 16, 96, 32, zero=7)
-    tensor = read(tmp_path, GPTQ, parts)["w.weight"]
-    assert tensor.quant is Quant.Q4_0
-    np.testing.assert_array_equal(tensor.dequantize(), stored.gptq(parts, 32))
+EXACT = {
+    "GPTQ, 4 bit": (Quant.Q4_0, GPTQ, draw_gptq(rng(), 16, 96, 32, zero=7), lambda p: stored.gptq(p, 32)),
+    "GPTQ, 8 bit": (
+        Quant.Q8_0,
+        {**GPTQ, "bits": 8},
+        draw_gptq(rng(), 16, 96, 32, bits=8, zero=127),
+        lambda p: stored.gptq(p, 32, bits=8),
+    ),
+    "compressed-tensors, 4 bit": (
+        Quant.Q4_0,
+        compressed(PACKED, W4, {"num_bits": 8, "type": "int"}),
+        draw_packed(rng(), 13, 96, 32),
+        lambda p: stored.compressed_integers(p, 32),
+    ),
+    "compressed-tensors, 4 bit, sorted columns of one group": (
+        Quant.Q4_0,
+        compressed(PACKED, {**W4, "actorder": "group"}),
+        draw_packed(rng(), 16, 96, 32, g_idx=np.repeat([2, 0, 1], 32)),
+        lambda p: stored.compressed_integers(p, 32),
+    ),
+    "compressed-tensors, 8 bit words": (
+        Quant.Q8_0,
+        compressed(PACKED, {**W4, "num_bits": 8}),
+        draw_packed(rng(), 16, 96, 32, 8),
+        lambda p: stored.compressed_integers(p, 32, 8),
+    ),
+    "compressed-tensors, int8, a scale per row": (
+        Quant.Q8_0,
+        compressed(INT, W8),
+        draw_int8(rng(), 1032, 160),
+        lambda p: stored.compressed_integers(p, 0),
+    ),
+    "compressed-tensors, int8, one scale": (
+        Quant.Q8_0,
+        compressed("naive-quantized", {**W8, "strategy": "tensor"}),
+        draw_int8(rng(), 16, 96, (1,)),
+        lambda p: stored.compressed_integers(p, 0),
+    ),
+    "compressed-tensors, int8, groups": (
+        Quant.Q8_0,
+        compressed(INT, {**W4, "num_bits": 8}),
+        draw_int8(rng(), 16, 96, (16, 3)),
+        lambda p: stored.compressed_integers(p, 32),
+    ),
+    "compressed-tensors, MXFP4": (
+        Quant.MXFP4,
+        compressed(
+            "mxfp4-pack-quantized", {**FP4, "group_size": 32, "strategy": "group", "scale_dtype": "torch.uint8"}
+        ),
+        stored.draw_mxfp4(rng(), 16, 96),
+        stored.mxfp4,
+    ),
+}
 
 
-def test_eight_symmetric_bits_are_exact(tmp_path):
-    parts = draw_gptq(rng(), 16, 96, 32, bits=8, zero=127)
-    tensor = read(tmp_path, {**GPTQ, "bits": 8}, parts)["w.weight"]
-    assert tensor.quant is Quant.Q8_0
-    np.testing.assert_array_equal(tensor.dequantize(), stored.gptq(parts, 32, bits=8))
+@pytest.mark.parametrize("name", EXACT)
+def test_symmetric_integers_and_mxfp4_are_exact(tmp_path, name):
+    quant, quantization, parts, loop = EXACT[name]
+    tensor = read(tmp_path, quantization, parts)["w.weight"]
+    assert tensor.quant is quant
+    np.testing.assert_array_equal(tensor.dequantize(), loop(parts))
 
 
 EIGHT_BIT = {
@@ -120,6 +207,55 @@ EIGHT_BIT = {
         lambda: draw_gptq(rng(), 16, 96, 32, 8, g_idx=MIXED),
         lambda p: stored.gptq(p, 32, 8),
     ),
+    "compressed-tensors, words, mixed groups": (
+        compressed(PACKED, {**W4, "actorder": "group"}),
+        lambda: draw_packed(rng(), 16, 96, 32, g_idx=MIXED),
+        lambda p: stored.compressed_integers(p, 32),
+    ),
+    "compressed-tensors, 8 bit words, groups of 16": (
+        compressed(PACKED, {**W8_UNEVEN, "strategy": "group", "group_size": 16}),
+        lambda: draw_packed(rng(), 13, 96, 16, 8, symmetric=False),
+        lambda p: stored.compressed_integers(p, 16, 8),
+    ),
+    "compressed-tensors, int8": (
+        compressed(INT, W8_UNEVEN),
+        lambda: draw_int8(rng(), 16, 96, symmetric=False),
+        lambda p: stored.compressed_integers(p, 0),
+    ),
+    "compressed-tensors, FP8 in blocks": (
+        compressed("float-quantized", {**WFP8, "strategy": "block", "block_structure": [16, 40]}),
+        lambda: draw_fp8(rng(), 24, 96, (16, 40)),
+        lambda p: stored.fp8(p, (16, 40)),
+    ),
+    "compressed-tensors, FP8 in groups": (
+        compressed("float-quantized", {**WFP8, "strategy": "group", "group_size": 32}),
+        lambda: draw_fp8(rng(), 24, 96, (1, 32)),
+        lambda p: stored.fp8(p, (1, 32)),
+    ),
+    "compressed-tensors, NVFP4, more rows than are converted at once": (
+        compressed(NVFP4, FP4),
+        lambda: stored.draw_nvfp4(rng(), 1032, 160),
+        stored.nvfp4,
+    ),
+    "modelopt, NVFP4": (MODELOPT, lambda: stored.draw_modelopt(rng(), 24, 96), stored.nvfp4),
+    "modelopt, FP8": (
+        {**MODELOPT, "quant_algo": "FP8"},
+        lambda: draw_fp8(rng(), 24, 96, (24, 96)),
+        lambda p: stored.fp8(p, (24, 96)),
+    ),
+    "bitsandbytes, nf4": (BNB, lambda: stored.draw_bitsandbytes(rng(), 24, 96), stored.bitsandbytes),
+    "bitsandbytes, fp4, more rows than are converted at once": (
+        {**BNB, "bnb_4bit_quant_type": "fp4"},
+        lambda: stored.draw_bitsandbytes(rng(), 1032, 160, "fp4", block=128),
+        stored.bitsandbytes,
+    ),
+    "bitsandbytes, nested": (NESTED, lambda: stored.draw_bitsandbytes(rng(), 24, 96, nested=True), stored.bitsandbytes),
+    "bitsandbytes, stored as bfloat16": (
+        BNB,
+        lambda: stored.draw_bitsandbytes(rng(), 24, 96, storage="<u2"),
+        stored.bitsandbytes,
+    ),
+    "bitsandbytes, 8 bit": (BNB8, lambda: stored.draw_bitsandbytes_8(rng(), 24, 96), stored.bitsandbytes),
     "FP8, one scale": (FP8, lambda: draw_fp8(rng(), 24, 96, (24, 96)), lambda p: stored.fp8(p, (24, 96))),
     "FP8, a scale per row": (COMPRESSED, lambda: draw_fp8(rng(), 24, 96, (1, 96)), lambda p: stored.fp8(p, (1, 96))),
     "FP8, blocks of more rows than are converted at once": (
@@ -150,6 +286,19 @@ UNEVEN = {
     "AWQ": (AWQ, lambda: draw_awq(rng(), 16, 40, 32), lambda p: stored.awq(p, 32)),
     "GPTQ": (GPTQ, lambda: draw_gptq(rng(), 16, 40, 32), lambda p: stored.gptq(p, 32)),
     "FP8": (FP8, lambda: draw_fp8(rng(), 16, 40, (16, 40)), lambda p: stored.fp8(p, (16, 40))),
+    "compressed-tensors, words": (
+        compressed(PACKED, {**W4_UNEVEN, "group_size": -1, "strategy": "channel"}),
+        lambda: draw_packed(rng(), 16, 37, 0, symmetric=False),
+        lambda p: stored.compressed_integers(p, 0),
+    ),
+    "compressed-tensors, int8": (
+        compressed(INT, W8),
+        lambda: draw_int8(rng(), 16, 37),
+        lambda p: stored.compressed_integers(p, 0),
+    ),
+    "NVFP4": (compressed(NVFP4, FP4), lambda: stored.draw_nvfp4(rng(), 16, 48), stored.nvfp4),
+    "bitsandbytes": (BNB, lambda: stored.draw_bitsandbytes(rng(), 5, 37), stored.bitsandbytes),
+    "bitsandbytes, 8 bit": (BNB8, lambda: stored.draw_bitsandbytes_8(rng(), 24, 37), stored.bitsandbytes),
 }
 
 
@@ -199,8 +348,17 @@ def test_scales_in_bf16_are_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("quantization", "parts"),
-    [(AWQ, draw_awq(rng(), 24, 96, 32)), (GPTQ, draw_gptq(rng(), 24, 96, 32)), (FP8, draw_fp8(rng(), 24, 96, (1, 96)))],
-    ids=["AWQ", "GPTQ", "FP8"],
+    [
+        (AWQ, draw_awq(rng(), 24, 96, 32)),
+        (GPTQ, draw_gptq(rng(), 24, 96, 32)),
+        (FP8, draw_fp8(rng(), 24, 96, (1, 96))),
+        (compressed(PACKED, W4_UNEVEN), draw_packed(rng(), 24, 96, 32, symmetric=False)),
+        (compressed(INT, W8), draw_int8(rng(), 24, 96)),
+        (compressed("mxfp4-pack-quantized", {**FP4, "group_size": 32}), stored.draw_mxfp4(rng(), 24, 96)),
+        (MODELOPT, stored.draw_modelopt(rng(), 24, 96)),
+        (NESTED, stored.draw_bitsandbytes(rng(), 24, 37, nested=True)),
+    ],
+    ids=["AWQ", "GPTQ", "FP8", "words", "int8", "MXFP4", "NVFP4", "bitsandbytes"],
 )
 def test_rows_of_a_matrix_are_those_of_the_whole(tmp_path, quantization, parts):
     rows = read(tmp_path, quantization, parts)["w.weight"].stored
@@ -216,6 +374,41 @@ def test_scales_of_activations_and_keys_are_left_out(tmp_path):
     one = np.ones(1, "<f4")
     parts = {**draw_fp8(rng(), 24, 96, (24, 96)), "input_scale": one, "k_scale": one, "bias": np.zeros(24, "<f4")}
     assert read(tmp_path, FP8, parts).keys() == {"w.weight", "w.bias"}
+
+
+def test_groups_of_several_formats_are_read(tmp_path):
+    """Settings for the inputs of products have no effect."""
+    config = compressed("mixed-precision", W4, FP4, WFP8, kv_cache_scheme={"num_bits": 8, "type": "float"})
+    for group, form in zip(config["config_groups"].values(), (PACKED, NVFP4, "float-quantized"), strict=True):
+        group |= {"format": form, "input_activations": {"num_bits": 8, "dynamic": True}}
+    config["config_groups"]["keys"] = {"targets": ["Attention"], "weights": None}
+    one = np.ones(1, "<f4")
+    drawn = {"a.": draw_packed(rng(), 8, 96, 32), "b.": stored.draw_nvfp4(rng(), 8, 96), "c.": F}
+    parts = {stem + name: array for stem, own in drawn.items() for name, array in own.items()}
+    parts |= {"b.input_global_scale": one, "c.input_zero_point": one}
+    got = read(tmp_path, config, parts)
+    assert got.keys() == {"w.a.weight", "w.b.weight", "w.c.weight"}
+    for stem, loop in (("a.", lambda p: stored.compressed_integers(p, 32)), ("b.", stored.nvfp4)):
+        want = loop(drawn[stem])
+        assert (np.abs(got[f"w.{stem}weight"].dequantize() - want) <= blocks_max(want) / 250).all()
+
+
+def test_settings_of_modelopt_may_be_in_a_file_of_their_own(tmp_path):
+    parts = stored.draw_modelopt(rng(), 16, 96)
+    own = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
+    beside = tmp_path / "hf_quant_config.json"
+    beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": own}))
+    want = read(tmp_path / "other", MODELOPT, parts)["w.weight"]
+    np.testing.assert_array_equal(read(tmp_path, None, parts)["w.weight"].dequantize(), want.dequantize())
+    assert read(tmp_path, {**MODELOPT, "quant_algo": "nvfp4"}, parts)["w.weight"].quant is Quant.Q8_0
+    beside.write_text(json.dumps({"quantization": {**own, "quant_algo": "W4A8_AWQ"}}))
+    with pytest.raises(
+        ModelError, match=r"hf_quant_config\.json: quantization_config\.quant_algo is 'w4a8_awq', which"
+    ):
+        read(tmp_path, None, parts)
+    beside.write_text("{}")
+    with pytest.raises(ModelError, match=r"hf_quant_config\.json: quantization_config is None, not a JSON object"):
+        read(tmp_path, None, parts)
 
 
 def quantized_model(folder, name, quantization, draw, loop):
@@ -234,6 +427,15 @@ MODELS = {
     "qwen2, GPTQ": ("qwen2", GPTQ, lambda r, o, i: draw_gptq(r, o, i, 32), lambda p: stored.gptq(p, 32)),
     "gpt2, GPTQ": ("gpt2", GPTQ, lambda r, o, i: draw_gptq(r, o, i, 32), lambda p: stored.gptq(p, 32)),
     "gpt2, FP8": ("gpt2", FP8, lambda r, o, i: draw_fp8(r, o, i, (o, i)), lambda p: stored.fp8(p, (999, 999))),
+    "llama3, compressed-tensors": (
+        "llama3",
+        compressed(PACKED, W4_UNEVEN),
+        lambda r, o, i: draw_packed(r, o, i, 32, symmetric=False),
+        lambda p: stored.compressed_integers(p, 32),
+    ),
+    "qwen2, int8": ("qwen2", compressed(INT, W8), draw_int8, lambda p: stored.compressed_integers(p, 0)),
+    "nanochat, NVFP4": ("nanochat", MODELOPT, stored.draw_modelopt, stored.nvfp4),
+    "gpt2, bitsandbytes": ("gpt2", BNB, stored.draw_bitsandbytes, stored.bitsandbytes),
     "gemma3, FP8": ("gemma3", FP8, lambda r, o, i: draw_fp8(r, o, i, (o, i)), lambda p: stored.fp8(p, (999, 999))),
 }
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -292,6 +494,16 @@ def without(parts, name):
 
 
 A, G, F = draw_awq(rng(), 16, 96, 32), draw_gptq(rng(), 16, 96, 32), draw_fp8(rng(), 16, 96, (1, 96))
+P, N, M = draw_packed(rng(), 16, 96, 32), stored.draw_nvfp4(rng(), 16, 96), stored.draw_modelopt(rng(), 16, 96)
+B, BN = (stored.draw_bitsandbytes(rng(), 16, 96, nested=nested) for nested in (False, True))
+draw_8, STATE = stored.draw_bitsandbytes_8(rng(), 16, 96), "weight.quant_state.bitsandbytes__nf4"
+
+
+def state(parts=B, **changes):
+    text = json.dumps({**json.loads(parts[STATE].tobytes()), **changes}).encode()
+    return {**parts, STATE: np.frombuffer(text, np.int8)}
+
+
 ONE = {"plain": np.ones((1, 2), "<f4")}
 
 
@@ -301,7 +513,7 @@ ONE = {"plain": np.ones((1, 2), "<f4")}
         ("awq", A, "quantization_config is 'awq', not a JSON object"),
         ({}, A, "quantization_config.quant_method is '', which is not supported. Use a checkpoint of fp8, "),
         ({"quant_method": 4}, A, "quantization_config.quant_method is 4, not of type str"),
-        ({"quant_method": "bitsandbytes"}, A, "quant_method is 'bitsandbytes', which is not supported"),
+        ({"quant_method": "hqq"}, A, "quant_method is 'hqq', which is not supported"),
         (None, A, r"tensor 'w\.qweight': dtype 'I32' is not supported"),
         (None, F, r"tensor 'w\.weight': dtype 'F8_E4M3' is not supported"),
         (AWQ, ONE, "quantization_config says awq, but no weight is stored so"),
@@ -342,7 +554,81 @@ ONE = {"plain": np.ones((1, 2), "<f4")}
             "quantization_config.transform_config = .* is not supported",
         ),
         ({**GPTQ, "dynamic": {"x": {"bits": 8}}}, G, "quantization_config.dynamic = .* is not supported"),
-        ({**COMPRESSED, "format": "pack-quantized"}, F, "quantization_config.format is 'pack-quantized', which is not"),
+        ({**COMPRESSED, "format": "marlin-24"}, F, "quantization_config.format is 'marlin-24', which is not"),
+        ({**COMPRESSED, "format": PACKED}, F, "config_groups '' is None, not an object with weights"),
+        (compressed(PACKED, W4, sparsity_config={"format": "sparse-24-bitmask"}), P, "sparsity_config = .* is not"),
+        (compressed(PACKED, W4, sparsity_config=4), P, "quantization_config.sparsity_config = 4 is not supported"),
+        (compressed(PACKED, {**W4, "num_bits": 3}), P, r"config_groups\.group_0\.weights: .*num_bits = 3 is not"),
+        (compressed(PACKED, {**W4, "num_bits": "4"}), P, "num_bits is '4', not of type int"),
+        (compressed(PACKED, {**W4, "type": "float"}), P, "type = 'float', num_bits = 4 is not supported"),
+        (compressed(PACKED, {**W4, "dynamic": True}), P, "dynamic = True is not supported"),
+        (compressed(PACKED, {**W4, "group_size": 16}), P, r"scales \(16, 3\), which fits none of .*group_size=16"),
+        (compressed(PACKED, {**W4, "num_bits": 8}), P, r"scales \(16, 3\), which fits none of .*bits=8"),
+        (compressed(PACKED, W4_UNEVEN), P, "is pack-quantized, symmetric, .* fits none of .*is_symmetric=False"),
+        (compressed(INT, W8), P, "is pack-quantized, .* which fits none of"),
+        (compressed("mixed-precision", W4), P, "format = 'mixed-precision', type = 'int', num_bits = 4 is not"),
+        (
+            compressed("float-quantized", {**WFP8, "block_structure": [0, 8]}),
+            F,
+            r"block_structure is \[0, 8\], not two",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "format": PACKED, "config_groups": {"g": {**W4, "weights": 4}}},
+            P,
+            "config_groups 'g' is .* not an object with weights",
+        ),
+        (compressed(PACKED, W4), without(P, "weight_scale"), r"comes without w\.weight_scale"),
+        (compressed(PACKED, W4), without(P, "weight_shape"), r"comes without w\.weight_shape"),
+        (compressed(PACKED, W4), with_nan(P, "weight_scale"), r"tensor 'w\.weight_scale': scale nan is not"),
+        (compressed(PACKED, W4), {**P, "weight_shape": np.array([16, 88])}, r"\(16, 88\) with scales .* fits none"),
+        (
+            compressed(PACKED, W4),
+            {**P, "weight_shape": np.array([17, 96])},
+            r"\[17, 96\] does not fit \(16, 12\) words",
+        ),
+        (compressed(PACKED, W4), {**P, "weight_shape": np.array([16, 1 << 60])}, "does not fit"),
+        (compressed(PACKED, W4), {**P, "weight_packed": P["weight_packed"][None]}, "is not of a matrix"),
+        (compressed(PACKED, W4), {**P, "weight_packed": np.ones((16, 12), "<f4")}, "of F32 is not of a matrix"),
+        (compressed(PACKED, W4), {**P, "weight_g_idx": np.full(96, 3, "<i4")}, "a group is not from 0 to 2"),
+        (
+            compressed(PACKED, W4_UNEVEN),
+            {**P, "weight_zero_point": np.ones((3, 3), "<i4")},
+            r"tensor 'w\.weight_zero_point': shape \(3, 3\) does not fit a matrix \(16, 96\) .*expected \(2, 3\)",
+        ),
+        (
+            compressed(INT, W8_UNEVEN),
+            {**draw_int8(rng(), 16, 96), "weight_zero_point": np.ones((16, 1), "<i4")},
+            r"tensor 'w\.weight_zero_point': dtype is I32, expected I8",
+        ),
+        (compressed(NVFP4, {**FP4, "group_size": 32}), N, r"scales \(16, 6\), which fits none of"),
+        (compressed(NVFP4, FP4), {**N, "weight_global_scale": np.zeros(1, "<f4")}, "is not one number above 0"),
+        (compressed(NVFP4, FP4), {**N, "weight_scale": np.ones((16, 6), "<f4")}, "dtype is F32, expected F8_E4M3"),
+        ({**MODELOPT, "quant_algo": "W4A16_AWQ"}, N, "quant_algo is 'w4a16_awq', which is not supported"),
+        ({**MODELOPT, "quant_algo": "FP8"}, N, "says modelopt, but no weight is stored so"),
+        (MODELOPT, without(M, "weight_scale_2"), r"comes without w\.weight_scale_2"),
+        (MODELOPT, with_nan(M, "weight_scale_2"), r"tensor 'w\.weight_scale_2': \[nan\] is not one number above 0"),
+        (MODELOPT, {**M, "weight_scale": M["weight_scale"][:, :5]}, r"shape \(16, 5\) does not fit pairs of columns"),
+        ({**AUTOROUND, "packing_format": "auto_round:gptqmodel"}, G, "packing_format is 'auto_round:gptqmodel', which"),
+        ({**AUTOROUND, "data_type": "nv_fp"}, G, "data_type is 'nv_fp', which is not supported"),
+        ({"quant_method": "bitsandbytes"}, B, "load_in_4bit and load_in_8bit are both false"),
+        ({**BNB, "load_in_8bit": True}, B, "load_in_4bit and load_in_8bit are both true"),
+        ({**BNB, "bnb_4bit_quant_type": "int4"}, B, "bnb_4bit_quant_type is 'int4', which is not supported"),
+        ({**BNB, "bnb_4bit_quant_type": "fp4"}, B, r"comes without w\.weight\.quant_state\.bitsandbytes__fp4"),
+        ({**BNB, "llm_int8_has_fp16_weight": True}, B, "llm_int8_has_fp16_weight = True is not supported"),
+        (NESTED, B, r"tensor 'w\.weight\.absmax': dtype is F32, expected U8"),
+        (BNB, without(B, "weight.quant_map"), r"comes without w\.weight\.quant_map"),
+        (BNB, {**B, "weight.quant_map": np.full(16, 2, "<f4")}, "holds other numbers than those from -1 to 1"),
+        (BNB, {**B, "weight.absmax": np.ones(23, "<f4")}, r"absmax': has 23 numbers, expected 24"),
+        (BNB, state(shape=[16, 97]), r"tensor 'w\.weight': has 768 bytes, which do not fit a matrix \[16, 97\]"),
+        (BNB, state(shape=[16]), r"bitsandbytes__nf4': shape is \[16\], not of a matrix"),
+        (BNB, state(blocksize=0), r"bitsandbytes__nf4': blocksize = 0 is not from 1 to 65536"),
+        (BNB, state(quant_type="fp4"), "quant_type is 'fp4', not nf4"),
+        (BNB, {**B, STATE: np.frombuffer(b"[1]", np.int8)}, "holds a list, not a JSON object"),
+        (NESTED, state(BN, nested_offset=math.nan), "nested_offset is nan, not of type float"),
+        (NESTED, state(BN, nested_offset=-1e9), "nested_offset = -1000000000.0 is not a number of at most 4096"),
+        (BNB8, without(draw_8, "SCB"), r"comes without w\.SCB"),
+        (BNB8, {**draw_8, "SCB": np.ones(15, "<f4")}, r"shape \(15,\) does not fit a matrix \(16, 96\)"),
+        (BNB8, {**draw_8, "weight_format": np.ones(1, np.int8)}, r"tensor 'w\.weight_format': is not 0, the order of"),
         ({**FP8}, {**F, "other": np.ones(2, "<i4")}, r"tensor 'w\.other': dtype 'I32' is not supported"),
     ],
 )
@@ -357,6 +643,15 @@ def test_a_nan_in_fp8_is_found_when_it_is_read(tmp_path, byte):
     parts["weight"][3, 5] = byte
     tensor = read(tmp_path, FP8, parts)["w.weight"]
     with pytest.raises(ModelError, match=r"model\.safetensors: tensor 'w\.weight': holds a NaN"):
+        tensor.dequantize()
+
+
+def test_a_scale_that_is_no_number_is_found_when_it_is_read(tmp_path):
+    tensor = read(tmp_path, MODELOPT, {**M, "weight_scale": np.full((16, 6), 0x7F, np.uint8)})["w.weight"]
+    with pytest.raises(ModelError, match=r"tensor 'w\.weight_scale': scale nan is not a number of at most 4096"):
+        tensor.dequantize()
+    tensor = read(tmp_path, BNB, with_nan(B, "weight.absmax"))["w.weight"]
+    with pytest.raises(ModelError, match=r"tensor 'w\.weight\.absmax': scale nan is not a number of at most 4096"):
         tensor.dequantize()
 
 

@@ -20,12 +20,21 @@ def random_tensors(shapes, seed=0):
     return tensors
 
 
-DTYPES = {"<f4": "F32", "<f2": "F16", "<u2": "BF16", "<i4": "I32", "|u1": "F8_E4M3", "|i1": "U8"}
+DTYPES = {
+    "<f4": "F32",
+    "<f2": "F16",
+    "<u2": "BF16",
+    "<i4": "I32",
+    "|u1": "F8_E4M3",
+    "|i1": "U8",
+    "|S1": "I8",
+    "<i8": "I64",
+}
 
 
 def write_safetensors(path, tensors):
     """Arrays of these types by name; those of uint16 are the bits of BF16, of uint8 the bits of FP8, of int8 the
-    bits of uint8.
+    bits of uint8, of bytes those of int8.
     """
     header, offset = {}, 0
     for name, array in tensors.items():

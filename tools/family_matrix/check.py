@@ -16,7 +16,7 @@ What is compared:
 - in other formats: every token with that of the same format for each request alone, and the median difference of the
   log-probabilities from transformers' within a tolerance for the format, or for models that are more sensitive;
 - with an adapter: the log-probabilities with those of a checkpoint with merged weights, as in float32;
-- from checkpoints in AWQ, GPTQ and FP8: the median difference from transformers' with the same weights as floats;
+- from quantised checkpoints: the median difference from transformers' with the same weights as floats;
 - from GGUF files that the package `gguf` writes, in float32 and in its Q8_0 and F16: as above. Keys that such files
   cannot express have the values of `models.gguf_models.EXPRESSIBLE`.
 
@@ -89,6 +89,19 @@ QUANTISED: Mapping[str, tuple[Mapping[str, Any], Callable[..., Any], Callable[[A
         {"quant_method": "compressed-tensors", "format": "float-quantized"},
         lambda random, *shape: stored.draw_fp8(random, *shape, (1, shape[1])),
         lambda parts: stored.fp8(parts, (1, parts["weight"].shape[1])), (1, 1),
+    ),
+    "compressed words": (
+        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {
+            "0": {"weights": {"num_bits": 4, "symmetric": False, "group_size": 32}}}},
+        lambda random, *shape: stored.draw_packed(random, *shape, 32, symmetric=False),
+        lambda parts: stored.compressed_integers(parts, 32), (1, 1),
+    ),
+    "modelopt nvfp4": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"}, stored.draw_modelopt, stored.nvfp4, (1, 16),
+    ),
+    "bitsandbytes": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        stored.draw_bitsandbytes, stored.bitsandbytes, (1, 1),
     ),
 }  # fmt: skip
 """The quantization_config, what draws a matrix of some shape and what reads it, and the numbers of which its rows and

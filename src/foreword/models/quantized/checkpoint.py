@@ -1,12 +1,12 @@
 """All tensors of a checkpoint, quantised or not, as weights in our number formats.
 
-| stored                                            | becomes                    | a weight changes by at most         |
-|---------------------------------------------------|----------------------------|-------------------------------------|
-| 4 bit, each 32 columns of one group               | Q4_0 (all z = 8), or Q4_1  | 1/64 of its scale                   |
-| 8 bit; 4 bit in mixed groups; FP8                 | Q8_0                       | 1/250 of the largest of 32 weights  |
-| columns that are not a multiple of 32             | F32                        | 0                                   |
-| MXFP4                                             | MXFP4                      | 0                                   |
-| BitNet                                            | Q4_0                       | 1/2048 of itself                    |
+| stored                                              | becomes                   | a weight changes by at most        |
+|-----------------------------------------------------|---------------------------|------------------------------------|
+| 4 bit, each 32 columns of one group                 | Q4_0 (all z = 8), or Q4_1 | 1/64 of its scale                  |
+| 8 bit; 4 bit in mixed groups; FP8, NVFP4, nf4, fp4  | Q8_0                      | 1/250 of the largest of 32 weights |
+| columns that are not a multiple of 32               | F32                       | 0                                  |
+| MXFP4                                               | MXFP4                     | 0                                  |
+| BitNet                                              | Q4_0                      | 1/2048 of itself                   |
 
 Scales become float16, which adds up to 1e-6 where they are below 6e-5.
 """
@@ -19,20 +19,28 @@ from collections.abc import Iterable, Mapping
 from foreword.models.config import Config
 from foreword.models.files import FETCH_AGAIN
 from foreword.models.quantized.bitnet import bitnet_matrices
+from foreword.models.quantized.bitsandbytes import bitsandbytes_matrices
+from foreword.models.quantized.compressed import compressed_matrices
 from foreword.models.quantized.fp8 import fp8_matrices
 from foreword.models.quantized.integers import integer_matrices
 from foreword.models.quantized.matrix import SAME_MODEL, ConvertedRows, one_of
-from foreword.models.quantized.mxfp4 import mxfp4_tensors
+from foreword.models.quantized.mxfp4 import mxfp4_matrices
+from foreword.models.quantized.nvfp4 import modelopt_matrices
 from foreword.models.quants import Quant
 from foreword.models.safetensors import Entry
+from foreword.models.text_files import read_object
 from foreword.models.weights import Tensor
 
 _READERS = {
     "fp8": fp8_matrices,
-    "compressed-tensors": fp8_matrices,
+    "compressed-tensors": compressed_matrices,
+    "modelopt": modelopt_matrices,
     "awq": integer_matrices,
     "gptq": integer_matrices,
+    "auto-round": integer_matrices,
+    "bitsandbytes": bitsandbytes_matrices,
     "bitnet": bitnet_matrices,
+    "mxfp4": mxfp4_matrices,
 }
 _BOUNDS = {
     Quant.Q4_0: "1/64 of its scale",
@@ -40,12 +48,19 @@ _BOUNDS = {
     Quant.Q8_0: "1/250 of the largest of 32 weights",
     Quant.F32: "0",
 }
-_ACTIVATION_SCALES = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
-"""The keys of scales for activations and keys in FP8, which are not quantised here."""
+_OF_ACTIVATIONS = (
+    *(".input_scale", ".input_global_scale", ".input_zero_point"),
+    *(".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale"),
+)
+"""The keys of scales for activations and keys, which are not quantised here."""
+_OF_MODELOPT = "hf_quant_config.json"
+"""The file of settings beside a config.json that has none, which older versions of modelopt write."""
 
 _WITHOUT_EFFECT = {
     # the tensors show which layers are quantised, and how many columns share a scale
     *("modules_to_not_convert", "ignored_layers", "ignore", "config_groups", "modules_in_block_to_quantize", "lm_head"),
+    *("exclude_modules", "llm_int8_skip_modules", "bnb_4bit_quant_storage", "quant_lm_head", "extra_config"),
+    *("to_quant_block_names", "quant_block_list"),
     *(
         "block_name_to_quantize",
         "weight_block_size",
@@ -56,13 +71,17 @@ _WITHOUT_EFFECT = {
         "checkpoint_format",
     ),
     # these concern activations and keys, which are not quantised here
-    *("activation_scheme", "kv_cache_scheme", "use_cuda_fp16", "hyb_act"),
+    *("activation_scheme", "kv_cache_scheme", "kv_cache_quant_algo", "use_cuda_fp16", "hyb_act", "llm_int8_threshold"),
+    *("act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "bnb_4bit_compute_dtype"),
     # these describe how the checkpoint was made, and how other implementations compute with it
     *("quant_method", "bits", "format", "version", "fmt", "scale_fmt", "quantization_status", "dequantize", "backend"),
     *("global_compression_ratio", "true_sequential", "static_groups", "act_group_aware", "damp_percent", "dataset"),
     *("damp_auto_increment", "mse", "meta", "quantizer", "tokenizer", "batch_size", "model_seqlen", "max_input_length"),
     *("module_name_preceding_first_block", "cache_block_outputs", "pad_token_id", "disable_exllama", "use_exllama"),
     *("exllama_config", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "pack_dtype", "run_compressed"),
+    *("producer", "llm_int8_enable_fp32_cpu_offload", "_load_in_4bit", "_load_in_8bit", "autoround_version", "iters"),
+    *("low_gpu_mem_usage", "nsamples", "seqlen", "lr", "minmax_lr", "enable_quanted_input", "enable_minmax_tuning"),
+    *("enable_norm_bias_tuning", "gradient_accumulate_steps", "scale_dtype", "amp", "seed"),
     *("uses_bad_zero", "offload_to_disk", "is_marlin_format", "model_name_or_path", "model_file_base_name"),
 }
 """Keys of a quantization_config that change no weight, beside those that are read."""
@@ -72,24 +91,25 @@ def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tens
     """Return the tensors of a checkpoint under the names of its unquantised form, by the ``quantization_config`` of its
     config.json. Raise ModelError for a quantisation that is not supported, and if tensors do not fit it or each other.
     """
-    given = config.value("quantization_config")
-    if given is None:
+    given, beside = config.value("quantization_config"), config.path.with_name(_OF_MODELOPT)
+    if given is None and beside.exists():
+        own = read_object(beside).get("quantization")
+        given = {"quant_method": "modelopt", **own} if isinstance(own, dict) else own
+        config = Config(beside, {})
+    elif given is None:
         return {name: entry.tensor() for name, entry in entries.items()}
     if not isinstance(given, dict):
         raise config.error(f"quantization_config is {given!r:.80}, not a JSON object", FETCH_AGAIN)
     settings = Config(config.path, {f"quantization_config.{key}": value for key, value in given.items()})
-    method = one_of(settings, "quant_method", "", (*_READERS, "mxfp4"))
-    is_integer = method in ("awq", "gptq")
+    method = one_of(settings, "quant_method", "", tuple(_READERS))
+    reader = _READERS[method]
     weights: dict[str, Tensor] = {}
     used: set[str] = set()
-    if method == "mxfp4":
-        for name, tensor, both in mxfp4_tensors(entries):
-            weights[name] = tensor
-            used.update(part.name for part in both)
-    else:
-        for name, matrix, parts in _READERS[method](entries, settings, method):
-            weights[name] = Tensor(ConvertedRows(matrix, 0, matrix.shape[0]), matrix.quant, matrix.shape)
-            used.update(part.name for part in parts)
+    for name, matrix, parts in reader(entries, settings, method):
+        if not isinstance(matrix, Tensor):
+            matrix = Tensor(ConvertedRows(matrix, 0, matrix.shape[0]), matrix.quant, matrix.shape)
+        weights[name] = matrix
+        used.update(part.name for part in parts)
     for key, value in settings.values.items():
         if value and key not in settings.read and key.removeprefix("quantization_config.") not in _WITHOUT_EFFECT:
             fix = "Use a checkpoint without it, or an unquantised one"
@@ -97,7 +117,7 @@ def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tens
     if not weights:
         raise config.error(f"quantization_config says {method}, but no weight is stored so", SAME_MODEL)
     for name, entry in entries.items():
-        if name in used or (not is_integer and name.endswith(_ACTIVATION_SCALES)):
+        if name in used or (reader is not integer_matrices and name.endswith(_OF_ACTIVATIONS)):
             continue
         if name in weights:
             raise entry.error("is there twice, once quantised", SAME_MODEL)

@@ -14,7 +14,7 @@ import numpy as np
 from foreword.arrays import F32, U8
 from foreword.models.config import Config
 from foreword.models.files import FETCH_AGAIN
-from foreword.models.quantized.matrix import SAME_MODEL, Found, encoded, in_chunks, one_of, part, scales_of
+from foreword.models.quantized.matrix import SAME_MODEL, Found, encoded, in_chunks, part, scales_of
 from foreword.models.quants import Quant
 from foreword.models.safetensors import Entry
 
@@ -28,7 +28,7 @@ def _e4m3() -> F32:
     return np.concatenate([values, -values]).astype(np.float32)
 
 
-_E4M3 = _e4m3()
+E4M3 = _e4m3()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class _Fp8Matrix:
         scales = grid.repeat(min(block_columns, columns), axis=1)
 
         def rows(first: int, last: int) -> U8:
-            values = _E4M3.take(self.weight.rows[first:last].read())
+            values = E4M3.take(self.weight.rows[first:last].read())
             values *= scales[np.arange(first, last) // block_rows, :columns]
             if np.isnan(values).any():
                 raise self.weight.error("holds a NaN")
@@ -65,23 +65,27 @@ class _Fp8Matrix:
 
 
 def fp8_matrices(entries: Mapping[str, Entry], settings: Config, method: str) -> Iterator[Found]:
-    """Yield the FP8 matrices of a checkpoint by fp8 or compressed-tensors.
-
-    Raise ModelError if one has no scales that fit it.
-    """
-    block = None
-    if method == "compressed-tensors":
-        one_of(settings, "format", "", ("float-quantized",))
-    elif given := settings.sequence("quantization_config.weight_block_size"):
-        if len(given) != 2 or not all(type(n) is int and n > 0 for n in given):
-            raise settings.error(f"quantization_config.weight_block_size is {given!r:.80}, not two sizes", FETCH_AGAIN)
-        block = given[0], given[1]
+    """Yield the FP8 matrices of a checkpoint by fp8. Raise ModelError if one has no scales that fit it."""
+    block = sizes(settings, "quantization_config.weight_block_size")
     for name, weight in entries.items():
         if weight.dtype == "F8_E4M3":
-            scale_name = f"{name}_scale_inv" if f"{name}_scale_inv" in entries else f"{name}_scale"
-            scale = part(entries, weight, scale_name, "float")
-            scales_of(scale)
-            yield Found(name, _matrix(weight, scale, block), (weight, scale))
+            yield fp8_matrix(entries, name, weight, block)
+
+
+def sizes(settings: Config, key: str) -> tuple[int, int] | None:
+    """Return the rows and columns of a block; None if the key is absent. Raise ModelError unless it has two sizes."""
+    given = settings.sequence(key)
+    if given and (len(given) != 2 or not all(type(n) is int and n > 0 for n in given)):
+        raise settings.error(f"{key} is {given!r:.80}, not two sizes", FETCH_AGAIN)
+    return (given[0], given[1]) if given else None
+
+
+def fp8_matrix(entries: Mapping[str, Entry], name: str, weight: Entry, block: tuple[int, int] | None) -> Found:
+    """Return the matrix of a tensor in FP8. block: see `sizes`. Raise ModelError as `fp8_matrices`."""
+    scale_name = f"{name}_scale_inv" if f"{name}_scale_inv" in entries else f"{name}_scale"
+    scale = part(entries, weight, scale_name, "float")
+    scales_of(scale)
+    return Found(name, _matrix(weight, scale, block), (weight, scale))
 
 
 def _matrix(weight: Entry, scale: Entry, block: tuple[int, int] | None) -> _Fp8Matrix:

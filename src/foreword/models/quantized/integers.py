@@ -1,77 +1,77 @@
-"""AWQ and GPTQ: w[o, i] = scales[g, o] · (q[i, o] − z[g, o]) for column i in group g, with unsigned q and z.
+"""Integers: w[o, i] = s[o, g] · (q[o, i] − z[o, g]) for column i in group g, with unsigned q and z.
 
-q and z are packed into words of 32 bits, lowest bits first: those of AWQ along ``out``, eight of them in the order
-0 2 4 6 1 3 5 7; those of GPTQ along ``in`` (q) and ``out`` (z). g is i // group_size, or g_idx[i] where GPTQ sorted the
-columns before it made groups. GPTQ stores z − 1, its second version z.
+AWQ and GPTQ pack q and z into words of 32 bits, lowest bits first: those of AWQ along ``out``, eight of them in the
+order 0 2 4 6 1 3 5 7; those of GPTQ along ``in`` (q) and ``out`` (z). g is i // group_size, or g_idx[i] where GPTQ
+sorted the columns before it made groups. GPTQ stores z − 1, its second version z. AutoRound writes either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from math import ceil
 
 import numpy as np
 import numpy.typing as npt
 
-from foreword.arrays import I64, U8
+from foreword.arrays import F32, I64, U8
 from foreword.models.config import Config
-from foreword.models.files import FETCH_AGAIN
+from foreword.models.files import FETCH_AGAIN, FileRows
 from foreword.models.quantized.matrix import SAME_MODEL, Found, encoded, in_chunks, one_of, part, scales_of
 from foreword.models.quants import Quant, pack_q4, pack_q8
 from foreword.models.safetensors import Entry
 
 Words = npt.NDArray[np.uint32]
-_AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The places of columns 0 to 7 in a word."""
+_SIGN = np.uint8(128)
+"""Turns signed integers of 8 bits into unsigned ones, and is their zero point then."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """zero_offset: what is added to stored zero points. group_size: 0 for one group of all columns."""
+@dataclass(frozen=True, eq=False)
+class IntegerMatrix(ABC):
+    """group_size: 0 for one group of all columns. zero: None if all z are half of the range. g_idx: None if groups are
+    of adjacent columns.
+    """
 
     method: str
     bits: int
     group_size: int
-    zero_offset: int
+    shape: tuple[int, int]
+    weight: Entry
+    scale: Entry
+    zero: Entry | None
+    g_idx: Entry | None
 
     @property
-    def per_word(self) -> int:
-        """The number of integers in a word."""
-        return 32 // self.bits
-
-    def unpack(self, words: Words) -> U8:
-        """Return the integers of words, uint8 [n, m, integers of a word] of [n, m]."""
-        order = _AWQ_ORDER if self.method == "awq" else range(self.per_word)
-        out = np.empty((*words.shape, self.per_word), np.uint8)
-        for i, position in enumerate(order):
-            out[..., i] = words >> np.uint32(self.bits * position) & np.uint32((1 << self.bits) - 1)
-        return out
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _IntegerMatrix:
-    """g_idx: None if groups are of adjacent columns. quant: see `_quant`."""
-
-    format: _Format
-    qweight: Entry
-    qzeros: Entry
-    scales: Entry
-    g_idx: Entry | None
-    shape: tuple[int, int]
-    quant: Quant = Quant.F32
+    def parts(self) -> tuple[Entry, ...]:
+        return tuple(entry for entry in (self.weight, self.scale, self.zero, self.g_idx) if entry is not None)
 
     @property
     def source(self) -> str:
-        size = self.format.group_size
-        groups = f"groups of {size}" if size else "one group"
+        groups = f"groups of {self.group_size}" if self.group_size else "one group"
         of_any = "" if self.block_groups() is not None or self.shape[1] % 32 else " of any columns"
-        return f"{self.format.method.upper()} ({self.format.bits} bit, {groups}{of_any})"
+        return f"{self.method} ({self.bits} bit, {groups}{of_any})"
+
+    @property
+    def num_groups(self) -> int:
+        return ceil(self.shape[1] / (self.group_size or self.shape[1]))
+
+    @cached_property
+    def quant(self) -> Quant:
+        """Return the format that represents the matrix best."""
+        if self.shape[1] % 32:
+            return Quant.F32
+        if self.bits == 8 or self.block_groups() is None:
+            return Quant.Q8_0
+        return Quant.Q4_0 if (self.zeros() == 8).all() else Quant.Q4_1
 
     def groups(self) -> I64:
         """Return the group of each column."""
         if self.g_idx is None:
-            return np.arange(self.shape[1]) // (self.format.group_size or self.shape[1])
+            return np.arange(self.shape[1]) // (self.group_size or self.shape[1])
         return self.g_idx.rows.read().view("<i4").ravel().astype(np.int64)
 
     def block_groups(self) -> I64 | None:
@@ -82,28 +82,36 @@ class _IntegerMatrix:
         blocks = groups.reshape(-1, 32)
         return blocks[:, 0] if (blocks == blocks[:, :1]).all() else None
 
-    def zeros(self) -> U8:
-        """Return the zero points, uint8 [groups, out]."""
-        words = _words(self.qzeros)
-        stored = self.format.unpack(words).reshape(len(words), -1)[:, : self.shape[0]]
-        return stored + np.uint8(self.format.zero_offset) & np.uint8((1 << self.format.bits) - 1)
+    @abstractmethod
+    def scales(self) -> F32:
+        """Return s, float32 [out, groups]."""
 
-    def integers(self, words: Words, start: int, stop: int) -> U8:
-        """Return q of rows [start, stop), uint8 [rows, in], of all words."""
-        if self.format.method == "gptq":
-            return self.format.unpack(np.ascontiguousarray(words[:, start:stop].T)).reshape(stop - start, -1)
-        first = start // self.format.per_word
-        some = np.ascontiguousarray(words[:, first : ceil(stop / self.format.per_word)].T)
-        rows = self.format.unpack(some).swapaxes(1, 2).reshape(-1, self.shape[1])
-        skipped = start - first * self.format.per_word
-        return rows[skipped : skipped + stop - start]
+    @abstractmethod
+    def zeros(self) -> U8:
+        """Return z, uint8 [out, groups]."""
+
+    @abstractmethod
+    def integers(self) -> Callable[[int, int], U8]:
+        """Return what gives q of rows [start, stop), uint8 [rows, in]."""
+
+    def check(self, **shapes: tuple[int, ...]) -> None:
+        """Raise ModelError unless entries have these shapes, scales are numbers, and groups exist."""
+        for name, shape in {**shapes, "g_idx": (self.shape[1],)}.items():
+            entry: Entry | None = getattr(self, name)
+            if entry is not None and entry.shape != shape:
+                what = f"does not fit a matrix {self.shape} of {self.num_groups} groups: expected {shape}"
+                raise entry.error(f"shape {entry.shape} {what}", SAME_MODEL)
+        scales_of(self.scale)
+        groups = self.groups()
+        if self.g_idx is not None and (groups.min() < 0 or groups.max() >= self.num_groups):
+            raise self.g_idx.error(f"a group is not from 0 to {self.num_groups - 1}")
 
     def convert(self, start: int, stop: int) -> U8:
-        words, groups, blocks = _words(self.qweight), self.groups(), self.block_groups()
-        scales, zeros = np.ascontiguousarray(scales_of(self.scales).T), np.ascontiguousarray(self.zeros().T)
+        groups, blocks, integers = self.groups(), self.block_groups(), self.integers()
+        scales, zeros = np.ascontiguousarray(self.scales()), np.ascontiguousarray(self.zeros())
 
         def rows(first: int, last: int) -> U8:
-            q, scale, zero = self.integers(words, first, last), scales[first:last], zeros[first:last]
+            q, scale, zero = integers(first, last), scales[first:last], zeros[first:last]
             if blocks is not None and self.quant is not Quant.Q8_0:
                 scale = scale.take(blocks, axis=1).ravel()
                 offset = None if self.quant is Quant.Q4_0 else -scale * zero.take(blocks, axis=1).ravel()
@@ -117,30 +125,114 @@ class _IntegerMatrix:
         return in_chunks(self, start, stop, rows)
 
 
-def _words(entry: Entry) -> Words:
-    return entry.rows.read().view("<u4")
+@dataclass(frozen=True, eq=False)
+class IntegerRows(IntegerMatrix):
+    """Rows of int8, or of words whose fields are packed along ``in``, z along ``out``. The scales are one for all, or
+    one for each row or group of it. divisor: of the scales.
+    """
+
+    divisor: int = 1
+
+    def scales(self) -> F32:
+        scales = scales_of(self.scale) / np.float32(self.divisor)
+        return np.broadcast_to(scales.reshape(-1, self.num_groups), (self.shape[0], self.num_groups))
+
+    def zeros(self) -> U8:
+        shape = self.shape[0], self.num_groups
+        if self.zero is None:
+            return np.full(shape, 1 << self.bits - 1, np.uint8)
+        if self.zero.dtype == "I8":
+            return np.broadcast_to(self.zero.rows.read().reshape(-1, shape[1]) ^ _SIGN, shape)
+        return _fields(_words(self.zero.rows).T, self.bits)[:, : shape[0]].T
+
+    def integers(self) -> Callable[[int, int], U8]:
+        return self._rows
+
+    def _rows(self, start: int, stop: int) -> U8:
+        rows = self.weight.rows[start:stop]
+        return (
+            rows.read() ^ _SIGN if self.weight.dtype == "I8" else _fields(_words(rows), self.bits)[:, : self.shape[1]]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _IntegerColumns(IntegerMatrix):
+    """zero: not None. zero_offset: what is added to stored zero points. is_awq: whether words are along ``out``."""
+
+    zero_offset: int
+    is_awq: bool
+
+    def scales(self) -> F32:
+        return scales_of(self.scale).T
+
+    def zeros(self) -> U8:
+        assert self.zero is not None
+        stored = self._unpack(_words(self.zero.rows))[:, : self.shape[0]]
+        return (stored + np.uint8(self.zero_offset) & np.uint8((1 << self.bits) - 1)).T
+
+    def integers(self) -> Callable[[int, int], U8]:
+        return partial(self._of_awq if self.is_awq else self._of_gptq, _words(self.weight.rows))
+
+    def _unpack(self, words: Words) -> U8:
+        return _fields(words, self.bits, _AWQ_ORDER if self.is_awq else None)
+
+    def _of_gptq(self, words: Words, start: int, stop: int) -> U8:
+        return self._unpack(np.ascontiguousarray(words[:, start:stop].T))
+
+    def _of_awq(self, words: Words, start: int, stop: int) -> U8:
+        first = start // 8
+        columns = self._unpack(np.ascontiguousarray(words[:, first : ceil(stop / 8)].T))
+        rows = columns.reshape(len(columns), -1, 8).swapaxes(1, 2).reshape(-1, self.shape[1])
+        return rows[start - first * 8 : stop - first * 8]
+
+
+def _words(rows: FileRows) -> Words:
+    return rows.read().view("<u4")
+
+
+def _fields(words: Words, bits: int, order: Sequence[int] | None = None) -> U8:
+    """Return the integers of words [n, m] as [n, m · 32 / bits], of each word in this order of places."""
+    places = order or range(32 // bits)
+    out = np.empty((*words.shape, len(places)), np.uint8)
+    for i, place in enumerate(places):
+        out[..., i] = words >> np.uint32(bits * place) & np.uint32((1 << bits) - 1)
+    return out.reshape(len(words), -1)
 
 
 def integer_matrices(entries: Mapping[str, Entry], settings: Config, method: str) -> Iterator[Found]:
-    """Yield the matrices of a checkpoint by AWQ or GPTQ. Raise ModelError if one is not complete, or if its tensors do
-    not fit.
+    """Yield the matrices of a checkpoint by AWQ, GPTQ or AutoRound. Raise ModelError if one is not complete, or if its
+    tensors do not fit.
     """
-    kind = _format(settings, method)
-    for name, qweight in entries.items():
-        if name.endswith(".qweight"):
-            stem = name.removesuffix("qweight")
-            part(entries, qweight, name, "I32")
-            qzeros = part(entries, qweight, stem + "qzeros", "I32")
-            scales = part(entries, qweight, stem + "scales", "float")
-            has_index = method == "gptq" and stem + "g_idx" in entries
-            g_idx = part(entries, qweight, stem + "g_idx", "I32") if has_index else None
-            matrix = _IntegerMatrix(kind, qweight, qzeros, scales, g_idx, _shape(kind, qweight))
-            _check(matrix)
-            parts = (qweight, qzeros, scales) if g_idx is None else (qweight, qzeros, scales, g_idx)
-            yield Found(stem + "weight", replace(matrix, quant=_quant(matrix)), parts)
+    name_of_method = {"auto-round": "AutoRound"}.get(method, method.upper())
+    if method == "auto-round":
+        one_of(settings, "data_type", "int", ("int",))
+        packings = ("auto_round:auto_gptq", "auto_round:auto_awq")
+        method = one_of(settings, "packing_format", packings[0], packings).removeprefix("auto_round:auto_")
+    bits, group_size, zero_offset = _format(settings, method)
+    is_awq = method == "awq"
+    per_word = 32 // bits
+    for name, weight in entries.items():
+        if not name.endswith(".qweight"):
+            continue
+        stem = name.removesuffix("qweight")
+        part(entries, weight, name, "I32")
+        zero = part(entries, weight, stem + "qzeros", "I32")
+        scale = part(entries, weight, stem + "scales", "float")
+        g_idx = None if is_awq or stem + "g_idx" not in entries else part(entries, weight, stem + "g_idx", "I32")
+        if len(weight.shape) != 2:
+            raise weight.error(f"shape {weight.shape} is not of a matrix", SAME_MODEL)
+        first, last = weight.shape
+        shape = (last * per_word, first) if is_awq else (last, first * per_word)
+        matrix = _IntegerColumns(
+            name_of_method, bits, group_size, shape, weight, scale, zero, g_idx, zero_offset=zero_offset, is_awq=is_awq
+        )
+        count = matrix.num_groups
+        matrix.check(zero=(count, ceil(shape[0] / per_word)), scale=(count, shape[0]))
+        yield Found(stem + "weight", matrix, matrix.parts)
 
 
-def _format(settings: Config, method: str) -> _Format:
+def _format(settings: Config, method: str) -> tuple[int, int, int]:
+    """Return bits, the size of groups (0: one of all columns), and what is added to stored zero points."""
     bits = settings.size("quantization_config.bits", most=32)
     if bits != 4 and (method, bits) != ("gptq", 8):
         what = f"quantization_config.bits is {bits}, which is not supported for {method}"
@@ -150,40 +242,9 @@ def _format(settings: Config, method: str) -> _Format:
         raise settings.error(f"quantization_config.group_size is {size}, not a number of columns or -1", FETCH_AGAIN)
     if method == "gptq":
         version = one_of(settings, "checkpoint_format", "gptq", ("gptq", "gptq_v2"))
-        return _Format(method, bits, max(size, 0), int(version == "gptq"))
+        return bits, max(size, 0), int(version == "gptq")
     for key in ("version", "format", "checkpoint_format"):
         one_of(settings, key, "gemm", ("gemm",))
     if not settings.get("quantization_config.zero_point", bool, True):
         raise settings.error("quantization_config.zero_point = false is not supported", "Use one with zero points")
-    return _Format(method, bits, max(size, 0), 0)
-
-
-def _shape(kind: _Format, qweight: Entry) -> tuple[int, int]:
-    if len(qweight.shape) != 2:
-        raise qweight.error(f"shape {qweight.shape} is not of a matrix", SAME_MODEL)
-    first, last = qweight.shape
-    return (last * kind.per_word, first) if kind.method == "awq" else (last, first * kind.per_word)
-
-
-def _check(matrix: _IntegerMatrix) -> None:
-    """Raise ModelError if shapes do not fit each other, a scale is not a number, or a group does not exist."""
-    rows, columns = matrix.shape
-    count = ceil(columns / (matrix.format.group_size or columns))
-    zeros = count, ceil(rows / matrix.format.per_word)
-    for entry, shape in ((matrix.qzeros, zeros), (matrix.scales, (count, rows)), (matrix.g_idx, (columns,))):
-        if entry is not None and entry.shape != shape:
-            what = f"shape {entry.shape} does not fit a matrix {matrix.shape} of {count} groups: expected {shape}"
-            raise entry.error(what, SAME_MODEL)
-    scales_of(matrix.scales)
-    groups = matrix.groups()
-    if matrix.g_idx is not None and (groups.min() < 0 or groups.max() >= count):
-        raise matrix.g_idx.error(f"a group is not from 0 to {count - 1}")
-
-
-def _quant(matrix: _IntegerMatrix) -> Quant:
-    """Return the format that represents the matrix best."""
-    if matrix.shape[1] % 32:
-        return Quant.F32
-    if matrix.format.bits == 8 or matrix.block_groups() is None:
-        return Quant.Q8_0
-    return Quant.Q4_0 if (matrix.zeros() == 8).all() else Quant.Q4_1
+    return bits, max(size, 0), 0

@@ -12,6 +12,7 @@ from foreword.arrays import F32, U8
 from foreword.models.config import Config
 from foreword.models.quants import Quant, quantize_q8
 from foreword.models.safetensors import Entry
+from foreword.models.weights import Tensor
 
 SAME_MODEL = "Use configuration and weights of the same model"
 LARGEST_SCALE = 4096
@@ -36,10 +37,12 @@ class Matrix(Protocol):
 
 
 class Found(NamedTuple):
-    """A matrix of a checkpoint: its name in the unquantised form, and the tensors that hold it."""
+    """A matrix of a checkpoint: its name in the unquantised form, and the tensors that hold it. A `Tensor` has one of
+    our formats already.
+    """
 
     name: str
-    matrix: Matrix
+    matrix: Matrix | Tensor
     parts: tuple[Entry, ...]
 
 
@@ -86,7 +89,11 @@ def in_chunks(matrix: Matrix, start: int, stop: int, convert: Callable[[int, int
 
 def scales_of(entry: Entry) -> F32:
     """Return the scales as float32. Raise ModelError unless all are finite and none is too large."""
-    scales = entry.tensor().dequantize()
+    return checked(entry, entry.tensor().dequantize())
+
+
+def checked(entry: Entry, scales: F32) -> F32:
+    """Return the scales that an entry stands for. Raise ModelError as `scales_of`."""
     good = np.abs(scales) <= LARGEST_SCALE
     if not good.all():
         raise entry.error(f"scale {scales[~good][0]} is not a number of at most {LARGEST_SCALE}")

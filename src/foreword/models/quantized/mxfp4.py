@@ -7,13 +7,14 @@ NAME_blocks [..., out, in / 32, 16] has the bits of two columns in a byte, the f
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from foreword.arrays import U8
+from foreword.models.config import Config
 from foreword.models.files import StoredRows
-from foreword.models.quantized.matrix import SAME_MODEL, part
+from foreword.models.quantized.matrix import SAME_MODEL, Found, part
 from foreword.models.quants import Quant
 from foreword.models.safetensors import Entry
 from foreword.models.weights import Tensor
@@ -44,13 +45,11 @@ class _Rows:
         pairs, scales = self.blocks.read(), self.scales.read().reshape(-1, 1)
         columns = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(-1, 32)
         nibbles = columns[:, :16] | columns[:, 16:] << np.uint8(4)
-        return np.concatenate([scales, nibbles], axis=1).reshape(len(self), -1)
+        return np.concatenate([scales, nibbles], axis=1).reshape(len(self), self.groups * Quant.MXFP4.block_bytes)
 
 
-def mxfp4_tensors(entries: Mapping[str, Entry]) -> Iterator[tuple[str, Tensor, tuple[Entry, Entry]]]:
-    """Yield the name, the weight and the tensors of each matrix in MXFP4. Raise ModelError if these do not fit each
-    other.
-    """
+def mxfp4_matrices(entries: Mapping[str, Entry], settings: Config, method: str) -> Iterator[Found]:
+    """Yield the matrices in MXFP4. Raise ModelError if their tensors do not fit each other."""
     for name, blocks in entries.items():
         if not name.endswith(_BLOCKS) or blocks.dtype != "U8":
             continue
@@ -58,9 +57,11 @@ def mxfp4_tensors(entries: Mapping[str, Entry]) -> Iterator[tuple[str, Tensor, t
         scales = part(entries, blocks, f"{plain}_scales", "U8")
         if len(blocks.shape) < 3 or blocks.shape[-1] != 16 or scales.shape != blocks.shape[:-1]:
             raise blocks.error(f"shape {blocks.shape} does not fit scales {scales.shape}", SAME_MODEL)
-        *outer, groups = scales.shape
-        yield (
-            plain,
-            Tensor(_Rows(blocks.rows, scales.rows, groups), Quant.MXFP4, (*outer, 32 * groups)),
-            (blocks, scales),
-        )
+        yield Found(plain, mxfp4_tensor(blocks, scales), (blocks, scales))
+
+
+def mxfp4_tensor(blocks: Entry, scales: Entry) -> Tensor:
+    """Return a weight of blocks of 16 bytes with a scale each, in any shape."""
+    *outer, groups = scales.shape
+    rows = replace(blocks.rows, num_rows=len(scales.rows) * groups, row_bytes=16)
+    return Tensor(_Rows(rows, scales.rows, groups), Quant.MXFP4, (*outer, 32 * groups))
