@@ -176,9 +176,7 @@ ProductFunction product_of(const PackedMatrix &w, ActivationKind kind, int rows)
     case Format::q4_min: return BlockProduct<Format::q4_min>::run;
     case Format::q8: return BlockProduct<Format::q8>::run;
     case Format::q8_min: return BlockProduct<Format::q8_min>::run;
-    case Format::fp4:
-    case Format::iq4: return BlockProduct<Format::fp4>::run;
-    default: return nullptr;
+    default: return has_table(w.format) ? BlockProduct<Format::fp4>::run : nullptr;
   }
 }
 

@@ -50,7 +50,8 @@ class CpuModel {
     const SourceFormat &from = by_name(kSources, source, "weight source");
     const SourceMatrix matrix = source_matrix(data, from, cols);
     const Format to = by_name(kFormats, format, "weight format");
-    if (to >= Format::q4 && to != from.packed && (from.values > 1 || has_table(to))) {
+    const bool is_from_table = from.source == Source::int8_32 && has_table(to);
+    if (to >= Format::q4 && to != from.packed && !is_from_table && (from.values > 1 || has_table(to))) {
       throw std::invalid_argument("blocks of " + source + " are not packed as " + format);
     }
     alone([&] { matrices_.push_back(model_.pack(matrix, to, exact)); });

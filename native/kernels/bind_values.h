@@ -46,7 +46,8 @@ constexpr Named<SourceFormat> kSources[] = {
 constexpr Named<Format> kFormats[] = {
     {"f32", Format::f32},       {"bf16", Format::bf16}, {"i8", Format::i8},         {"q4", Format::q4},
     {"q4_min", Format::q4_min}, {"q8", Format::q8},     {"q8_min", Format::q8_min}, {"q8_half", Format::q8_half},
-    {"fp4", Format::fp4},       {"iq4", Format::iq4},
+    {"fp4", Format::fp4},       {"iq4", Format::iq4},   {"iq3_s", Format::iq3_s},   {"iq3_xxs", Format::iq3_xxs},
+    {"iq2_xxs", Format::iq2_xxs}, {"iq1_s", Format::iq1_s},
 };
 constexpr Named<KVFormat> kKVFormats[] = {{"fp32", KVFormat::f32}, {"bf16", KVFormat::bf16}, {"int8", KVFormat::i8}};
 constexpr Named<Gate> kGates[] = {

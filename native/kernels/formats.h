@@ -22,8 +22,12 @@ enum class Format : uint8_t {
   q8,       // 8 bit, w = d q per block
   q8_min,   // 8 bit, w = d q + m per block
   q8_half,  // 8 bit, w = d q per half block of 16
-  fp4,      // 4 bit, w = d kFp4[q] per block
-  iq4,      // 4 bit, w = d kIq4[q] per block
+  fp4,      // 4 bit, w = d table_of(fp4)[q] per block; so are all formats from here on
+  iq4,
+  iq3_s,
+  iq3_xxs,
+  iq2_xxs,
+  iq1_s,
 };
 
 // The number format of the activations of a product.
@@ -54,7 +58,7 @@ enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k
 //   q8       K/32 times { [N] f16 d,          [8][N][4] u8 }     q + bias
 //   q8_min   K/32 times { [N] f16 d, [N] f16 m, [8][N][4] u8 }   q + bias
 //   q8_half  K/32 times { [2][N] f16 d,       [8][N][4] u8 }     q + bias
-//   q4, fp4, iq4  K/32 times { [N] f16 d,     [4][N][4] u8 }     low nibble: quad j, high nibble: quad j + 4
+//   q4, fp4, …    K/32 times { [N] f16 d,     [4][N][4] u8 }     low nibble: quad j, high nibble: quad j + 4
 //   q4_min   K/32 times { [N] f16 d, [N] f16 m, [4][N][4] u8 }
 struct PackedMatrix {
   Format format;
@@ -169,14 +173,19 @@ struct MatrixProduct {
   }
 };
 
-// The weights of formats whose 4 bits are places in a table: those of E2M1 times 2, and of IQ4_NL and IQ4_XS.
-constexpr int8_t kFp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-__attribute__((always_inline)) inline constexpr bool has_table(Format f) {
-  return f == Format::fp4 || f == Format::iq4;
-}
+// The weights of formats whose 4 bits are places in a table. Those of MXFP4 are times 2, of IQ1_S times 8.
+constexpr int8_t kTables[][16] = {
+    {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
+    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+    {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15},
+    {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62},
+    {8, 25, 43, -8, -25, -43},
+    {1, 7, 9, -1, -7, -9},
+};
+constexpr int kNumTables = sizeof kTables / sizeof kTables[0];
+__attribute__((always_inline)) inline constexpr bool has_table(Format f) { return f >= Format::fp4; }
 __attribute__((always_inline)) inline constexpr const int8_t *table_of(Format f) {
-  return f == Format::iq4 ? kIq4 : kFp4;
+  return kTables[int(f) - int(Format::fp4)];
 }
 
 enum class Gate : uint8_t { silu, gelu_tanh, gelu, relu, relu2, sigmoid };

@@ -59,14 +59,16 @@ void from_table(const int8_t *table, const uint8_t *nibbles, float d, int block,
 }
 // After an exponent.
 void mxfp4(const uint8_t *p, int block, const BlockRow &out) {
-  from_table(kFp4, p + 1, std::ldexp(1.f, int(p[0]) - 128), block, out);
+  from_table(table_of(Format::fp4), p + 1, std::ldexp(1.f, int(p[0]) - 128), block, out);
 }
-void iq4_nl(const uint8_t *p, int block, const BlockRow &out) { from_table(kIq4, p + 2, read_half(p), block, out); }
+void iq4_nl(const uint8_t *p, int block, const BlockRow &out) {
+  from_table(table_of(Format::iq4), p + 2, read_half(p), block, out);
+}
 // 8 sub-blocks of 32. Their scales have 6 bits: the upper ones of all, then 4 of each; then the values.
 void iq4_xs(const uint8_t *p, int block, const BlockRow &out) {
   for (int j = 0; j < 8; ++j) {
     const int scale = (p[4 + j / 2] >> 4 * (j % 2) & 15) | (read_u16(p + 2) >> 2 * j & 3) << 4;
-    from_table(kIq4, p + 8 + 16 * j, read_half(p) * float(scale - 32), 8 * block + j, out);
+    from_table(table_of(Format::iq4), p + 8 + 16 * j, read_half(p) * float(scale - 32), 8 * block + j, out);
   }
 }
 

@@ -155,7 +155,7 @@ void run_few_rows(const MatrixProduct &product) {
     const uint8_t *panel = w.panel(p);
     const int at_once = smaller(product.panel_end - p, kPanels);
     const Output out = output_of(product, p);
-    Tile t{panel + input_offset(w.format, 0), scales_of(w, panel), BiasedTable::of(w.format), w.panel_bytes, product.a,
+    Tile t{panel + input_offset(w.format, 0), scales_of(w, panel), BiasedTables::of(w.format), w.panel_bytes, product.a,
            product.row_begin, 0, w.padded_cols, panels_ahead(product, p + at_once, at_once, 1)};
     if (at_once == kPanels) {
       run_tile<Kernel, R, kPanels>(t, {}, out);
@@ -197,7 +197,7 @@ void run_product(const MatrixProduct &product) {
       const int k_end = smaller(k + chunk, cols);
       const Carry carry{k > 0 ? sums : nullptr, k_end < cols ? sums : nullptr};
       const uint8_t *weights = panel + input_offset(w.format, k);
-      Tile t{weights, scales_of(w, panel), BiasedTable::of(w.format), w.panel_bytes, product.a, product.row_begin,
+      Tile t{weights, scales_of(w, panel), BiasedTables::of(w.format), w.panel_bytes, product.a, product.row_begin,
              k, k_end, {}};
       if (!staged) {
         run_rows<Kernel>(t, stream, row_end, carry, out);
@@ -244,10 +244,8 @@ ProductFunction product_of(Format format, ActivationKind kind) {
     case Format::q8: return shared_blocks<Format::q8>(planes);
     case Format::q8_min: return shared_blocks<Format::q8_min>(planes);
     case Format::q8_half: return shared_blocks<Format::q8_half>(planes);
-    case Format::fp4:
-    case Format::iq4: return planes ? run_blocks<Format::fp4, 2> : run_blocks<Format::fp4, 1>;
+    default: return planes ? run_blocks<Format::fp4, 2> : run_blocks<Format::fp4, 1>;  // those with a table
   }
-  return nullptr;
 }
 
 // Rows of activations in one pass over the panels: they stay in the second-level cache.

@@ -10,17 +10,19 @@ namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int V = kPanelVectors;
 
-// The weights of a format with a table, by their 4 bits, as dot4_biased takes them.
-struct BiasedTable {
-  alignas(16) uint8_t weights[16] = {};
+// The weights of each format with a table, by their 4 bits, as dot4_biased takes them.
+struct BiasedTables {
+  alignas(16) uint8_t weights[kNumTables][16] = {};
 
-  constexpr explicit BiasedTable(Format f) {
-    for (int i = 0; i < 16; ++i) weights[i] = uint8_t(uint8_t(table_of(f)[i]) ^ uint8_t(kDotFlip));
+  constexpr BiasedTables() {
+    for (int f = 0; f < kNumTables; ++f) {
+      for (int i = 0; i < 16; ++i) weights[f][i] = uint8_t(uint8_t(kTables[f][i]) ^ uint8_t(kDotFlip));
+    }
   }
   // Null for a format without a table.
   static FW_INLINE const uint8_t *of(Format f) {
-    static constexpr BiasedTable kTables[] = {BiasedTable(Format::fp4), BiasedTable(Format::iq4)};
-    return has_table(f) ? kTables[f == Format::iq4].weights : nullptr;
+    static constexpr BiasedTables kBiased;
+    return has_table(f) ? kBiased.weights[int(f) - int(Format::fp4)] : nullptr;
   }
 };
 
@@ -28,7 +30,7 @@ struct BiasedTable {
 struct Tile {
   const uint8_t *weights;  // those of input k of the first panel, with the block scales before them
   const float *scales;     // i8: those of the first panel's outputs
-  const uint8_t *table;    // fp4, iq4: BiasedTable::of
+  const uint8_t *table;    // BiasedTables::of
   size_t panel_bytes;
   const Activations &a;
   int row, k, k_end;

@@ -78,7 +78,10 @@ def random_blocks(quant: Quant, shape: tuple[int, ...], rng: np.random.Generator
         Quant.IQ4_NL: 1e-3,
         Quant.IQ4_XS: 5e-5,
         Quant.IQ3_S: 5e-4,
+        Quant.IQ3_XXS: 2e-4,
         Quant.IQ2_S: 4e-4,
+        Quant.IQ2_XXS: 4e-4,
+        Quant.IQ1_S: 5e-3,
         Quant.Q1_0: 0.1,
     }.get(quant, 0.01)
     start = quant.block_bytes - 2 if quant in (Quant.Q3_K, Quant.Q6_K, Quant.TQ1_0, Quant.TQ2_0) else 0

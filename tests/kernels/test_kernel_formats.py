@@ -15,8 +15,8 @@ from foreword.models.weights import Tensor
 
 LEVELS = _native.isa_levels()
 BLOCKS = [Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q8_0, Quant.Q4_K, Quant.Q5_K, Quant.Q6_K,
-          Quant.MXFP4, Quant.TQ1_0, Quant.TQ2_0, Quant.Q3_K, Quant.IQ4_NL, Quant.IQ4_XS, Quant.IQ3_S, Quant.IQ2_S,
-          Quant.IQ1_M, Quant.NVFP4, Quant.Q1_0]  # fmt: skip
+          Quant.MXFP4, Quant.TQ1_0, Quant.TQ2_0, Quant.Q3_K, Quant.IQ4_NL, Quant.IQ4_XS, Quant.IQ3_S, Quant.IQ3_XXS,
+          Quant.IQ2_S, Quant.IQ2_XXS, Quant.IQ1_M, Quant.IQ1_S, Quant.NVFP4, Quant.Q1_0]  # fmt: skip
 
 
 def tokens_of(spec):

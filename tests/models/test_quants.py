@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from foreword.executors.packed.parts import _REPACKED
+from foreword.executors.packed.parts import _REPACKED, source_bytes, source_of
 from foreword.models.codebooks import codebook
 from foreword.models.quants import Quant, dequantize, grid_of, repacked
 from foreword.models.weights import Tensor
@@ -307,6 +307,12 @@ def test_weights_that_are_packed_in_another_format_are_equal(quant, form):
         blocks = got.reshape(-1, 4 + int(form.removeprefix("INT8_")))
         read = blocks[:, 4:].view(np.int8) * blocks[:, :4].copy().view("<f4")
     np.testing.assert_array_equal(read.reshape(want.shape), want)
+
+
+@pytest.mark.parametrize("quant", Quant, ids=lambda q: q.name)
+def test_the_bytes_that_native_code_gets_are_known(quant):
+    tensor = Tensor(random_rows(quant, rows=3, blocks=256 // min(quant.block_size, 256)), quant, (3, 256))
+    assert source_bytes(tensor) == source_of(tensor)[0].nbytes
 
 
 def test_every_quantised_format_is_tested():

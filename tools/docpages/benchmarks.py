@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,7 +165,11 @@ def _tables(runs: Sequence[Run]) -> dict[str, tuple[Sequence[str], list[Sequence
         ),
         "long prompts": (
             ("machine", "model", "engine", "weights", *_LONG, "memory, MB"),
-            [row for run in newest(runs, "long-prompts") for row in _long_prompts(run)],
+            [row for run in newest(runs, "long-prompts") for row in _by_model(run, _LONG)],
+        ),
+        "larger model": (
+            ("machine", "model", "engine", "weights", *FIGURES, "memory, MB"),
+            [row for run in newest(runs, "larger-model") for row in _by_model(run, FIGURES)],
         ),
         "host": (
             ("machine", *(result["workload"] for result in host[0].results)),
@@ -226,13 +230,18 @@ def _tables(runs: Sequence[Run]) -> dict[str, tuple[Sequence[str], list[Sequence
     }  # fmt: skip
 
 
-def _long_prompts(run: Run) -> list[Sequence[str]]:
-    """Return a row per model, engine and weights: prompt tokens/s of each workload, and the memory at the end."""
+def _by_model(run: Run, workloads: Iterable[str]) -> list[Sequence[str]]:
+    """Return a row per model, engine and weights: the figure of each workload, and the memory at the end."""
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in run.results:
         groups.setdefault((row["model"], row["engine"], row["weights"]), []).append(row)
     return [
-        (run.machine, *key, *(_number(figure(rows, name)) for name in _LONG), _number(max(r["peak_mb"] for r in rows)))
+        (
+            run.machine,
+            *key,
+            *(_number(figure(rows, name)) for name in workloads),
+            _number(max(r["peak_mb"] for r in rows)),
+        )
         for key, rows in groups.items()
     ]
 

@@ -25,7 +25,7 @@ from foreword.executors.memory import ROW_PADDING
 from foreword.executors.nodes import first_nodes
 from foreword.executors.option_types import NativeKeywords
 from foreword.executors.options import KVFormat, NativeOptions, WeightFormat
-from foreword.executors.packed.parts import AS_IN_FILE, Parts, built, mapping_key
+from foreword.executors.packed.parts import AS_IN_FILE, Parts, built, mapping_key, source_bytes
 from foreword.executors.pool import batch_groups
 from foreword.executors.pooling import Pooler
 from foreword.machine import default_threads
@@ -41,7 +41,7 @@ from foreword.sampling import Sampled, Sampler, StepSampling
 
 _BYTES = {
     "f32": 4, "bf16": 2, "i8": 1, "q4": 9 / 16, "q4_min": 5 / 8, "q8": 17 / 16, "q8_min": 9 / 8, "q8_half": 9 / 8,
-    "fp4": 9 / 16, "iq4": 9 / 16,
+    **dict.fromkeys(("fp4", "iq4", "iq3_s", "iq3_xxs", "iq2_xxs", "iq1_s"), 9 / 16),
 }  # bytes of a weight, with its part of the scales (native/kernels/formats.h)  # fmt: skip
 _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
 
@@ -49,9 +49,9 @@ _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
 def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bool = False) -> str:
     """Return how a matrix stored as ``quant`` is packed (native/kernels/formats.h).
 
-    auto: with the integers of the file: Q1_0 and ternary weights in 4 bit, other formats of fewer than 4 bit or more in
-    8. Q2_K, whose minima are those of 16 weights, becomes 8 bit with a scale per block. q4: the same, and floats become
-    4 bit with a scale and a minimum per block of 32, or 8 bit where ``keep_precise`` (the output projection).
+    auto: with the integers of the file, in 4 bit if 32 weights or more have one scale and at most 16 values, else in 8.
+    Q2_K, whose minima are those of 16 weights, becomes 8 bit with a scale per block. q4: the same, and floats become 4
+    bit with a scale and a minimum per block of 32, or 8 bit where ``keep_precise`` (the output projection).
     """
     match weight_format:
         case "fp32":
@@ -84,11 +84,11 @@ def weights_key(spec: DecoderSpec, weights: Weights, options: NativeOptions) -> 
 def packed_bytes(spec: DecoderSpec, weights: Weights, weight_format: WeightFormat) -> int:
     """Return the bytes of a model's weights as the executor holds them.
 
-    These are packed matrices, vectors in float32, the rows of embeddings as they are stored, and the output
+    These are packed matrices, vectors in float32, the rows of embeddings as native code reads them, and the output
     projection in 8 bit too (`make_screen` in native/kernels/model.h).
     """
     tables = {"embed", "per_layer_embed"} & weights.keys()
-    size = sum(weights[name].stored.nbytes for name in tables)
+    size = sum(source_bytes(weights[name]) for name in tables)
     for name, tensor in weights.items():
         if name not in tables or (name == "embed" and spec.tie_embeddings and spec.has_logits):
             size += weight_bytes(spec, name, tensor, weight_format)

@@ -46,8 +46,22 @@ AS_IN_FILE = {
     Quant.MXFP4: "fp4",
     Quant.IQ4_NL: "iq4",
     Quant.IQ4_XS: "iq4",
+    Quant.IQ3_S: "iq3_s",
+    Quant.IQ3_XXS: "iq3_xxs",
+    Quant.IQ2_XXS: "iq2_xxs",
+    Quant.IQ1_S: "iq1_s",
+    Quant.TQ1_0: "q4",
+    Quant.TQ2_0: "q4",
+    Quant.Q1_0: "q4",
+    Quant.Q3_K: "q8_half",
+    Quant.IQ2_S: "q8_half",
+    Quant.IQ2_XS: "q8_half",
+    Quant.IQ1_M: "q8_half",
+    Quant.NVFP4: "q8_half",
 }
-"""Each number format of files that native code reads → the format that it packs it in (native/kernels/formats.h)."""
+"""Each number format of files whose integers native code keeps → the format that it packs them in
+(native/kernels/formats.h).
+"""
 _REPACKED: dict[Quant, Literal["Q4_0", "INT8_16", "INT8_32"]] = {
     Quant.TQ1_0: "Q4_0",
     Quant.TQ2_0: "Q4_0",
@@ -63,7 +77,6 @@ _REPACKED: dict[Quant, Literal["Q4_0", "INT8_16", "INT8_32"]] = {
     Quant.NVFP4: "INT8_16",
 }
 """Each number format that native code gets as equal weights in another format → that format."""
-AS_IN_FILE |= {quant: {"Q4_0": "q4", "INT8_16": "q8_half", "INT8_32": "q8"}[form] for quant, form in _REPACKED.items()}
 
 C = TypeVar("C", bound="native.CpuModel")
 Screen = tuple[int, F32, float]
@@ -146,7 +159,7 @@ class Parts(Generic[C]):
             self._arrays[name + _ROWS] = Part(form, data)
         else:
             data = self._file.array(name + _ROWS, form)
-            quant = _REPACKED.get(tensor.quant) or (tensor.quant.name if tensor.quant in AS_IN_FILE else "F32")
+            quant = _source(tensor.quant)
         return data, quant, size
 
     def screen(self, head: int) -> Screen | None:
@@ -251,10 +264,25 @@ def _are_kept(size: int, options: NativeOptions) -> bool:
 def source_of(tensor: Tensor) -> tuple[U8, str]:
     """Return the weights in a format that the native model reads, and its name."""
     if (form := _REPACKED.get(tensor.quant)) is not None:
-        return repacked(tensor.data, tensor.quant, form), form
-    if tensor.quant in AS_IN_FILE:
-        return np.ascontiguousarray(tensor.data), tensor.quant.name
-    return tensor.dequantize().view(np.uint8), "F32"
+        data = repacked(tensor.data, tensor.quant, form)
+    elif tensor.quant in AS_IN_FILE:
+        data = np.ascontiguousarray(tensor.data)
+    else:
+        data = tensor.dequantize().view(np.uint8)
+    return data, _source(tensor.quant)
+
+
+def source_bytes(tensor: Tensor) -> int:
+    """Return the bytes of the weights that `source_of` returns."""
+    if tensor.quant in AS_IN_FILE and tensor.quant not in _REPACKED:
+        return tensor.stored.nbytes
+    per_weight = {"Q4_0": 18 / 32, "INT8_16": 20 / 16, "INT8_32": 36 / 32, "F32": 4}
+    return round(prod(tensor.shape) * per_weight[_source(tensor.quant)])
+
+
+def _source(quant: Quant) -> str:
+    """Return the name of the format in which native code gets weights of a file."""
+    return _REPACKED.get(quant) or (quant.name if quant in AS_IN_FILE else Quant.F32.name)
 
 
 def _recipe(weights: FileWeights, spec: DecoderSpec | EncoderSpec, isa: str, what: str) -> dict[str, Any]:
