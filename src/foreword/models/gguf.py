@@ -51,7 +51,7 @@ class GGUF:
     version: int
     metadata: Mapping[str, Value]
     tensors: Mapping[str, Tensor]
-    files: tuple[ModelFile, ...]
+    files: tuple[ModelFile, ...] = ()
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """Return the metadata value of a key. Raise ModelError if it is absent without a default, or not of type
