@@ -16,6 +16,7 @@ FILES = {
     "org/one-GGUF": ["one-iq3_xs.gguf"],
     "org/seeing-GGUF": ["seeing-Q8_0.gguf", "seeing-f16.gguf", "mmproj-seeing-Q8_0.gguf", "mmproj-seeing-f16.gguf"],
     "org/split-GGUF": ["q4_k_m/split-Q4_K_M.gguf", "old/split-Q4_K_M.gguf"],
+    "org/torn-GGUF": [f"torn-Q8_0-0000{i}-of-00003.gguf" for i in (1, 3)],
     "org/parts-GGUF": [*(f"big/parts-Q8_0-0000{i}-of-00003.gguf" for i in (1, 2, 3)), "parts-Q4_0.gguf"],
 }
 
@@ -122,6 +123,7 @@ def test_a_revision_is_asked_for_everywhere(hub, name, revision):
         ),
         ("org/tiny:Q4_K_M", "its formats are none"),
         ("org/split-GGUF", r"2 \.gguf files of Q4_K_M"),
+        ("org/torn-GGUF", r"has no torn-Q8_0-00002-of-00003\.gguf, one of 3 files of a split model"),
         ("org/missing", "the hub reports: 404"),
     ],
 )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from foreword.errors import ModelError
+from foreword.models.digests import model_key
 from foreword.models.gguf_files import files_at, models_among, part_names, whole_name
 from foreword.models.loader import find_model, load_model
 from models import gguf_models, gguf_writer
@@ -86,14 +87,41 @@ def test_parts_of_two_models_are_refused(tmp_path, contents):
         load_model(folder / NAMES[0])
 
 
+def test_a_part_whose_number_is_not_one_of_the_model_is_refused(tmp_path, contents):
+    """Other files would be read in place of the one that was given."""
+    folder = split(tmp_path / "parts", contents)
+    for number in ("00000", "00004"):
+        other = (folder / NAMES[0]).rename(folder / f"tiny-{number}-of-00003.gguf")
+        with pytest.raises(ModelError, match=rf"{other.name}: is one of 3 files .* its name does not say so"):
+            load_model(other)
+        other.rename(folder / NAMES[0])
+
+
+def test_a_directory_without_the_first_part_names_it(tmp_path, contents):
+    folder = split(tmp_path / "parts", contents)
+    (folder / NAMES[0]).unlink()
+    with pytest.raises(ModelError, match=r"tiny-00001-of-00003\.gguf: is missing, one of 3 files"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_blocks_on_disk_are_of_all_parts(tmp_path, contents, part):
+    folder = split(tmp_path / "parts", contents)
+    before = {model_key(folder / name) for name in NAMES}
+    changed = (folder / NAMES[part]).read_bytes()
+    (folder / NAMES[part]).write_bytes(changed[:-1] + bytes([changed[-1] ^ 1]))
+    assert len(before) == 1
+    assert model_key(folder / NAMES[0]) not in before
+
+
 def test_names_of_files(tmp_path):
     assert [whole_name(name) for name in ("a-00002-of-00003.gguf", "a.gguf")] == ["a.gguf", "a.gguf"]
     assert part_names("x/a-00002-of-00002.gguf") == ["x/a-00001-of-00002.gguf", "x/a-00002-of-00002.gguf"]
     assert part_names("a-00000-of-00000.gguf") == ["a-00000-of-00000.gguf"]
-    assert models_among(["b.gguf", "mmproj-b.gguf", "a-00002-of-00002.gguf", "c.txt"]) == [
-        "a-00001-of-00002.gguf",
-        "b.gguf",
-    ]
+    parts = [f"a-0000{i}-of-00003.gguf" for i in (3, 2)]
+    assert models_among(["b.gguf", "mmproj-b.gguf", *parts, "a.gguf", "c.txt"]) == [parts[1], "a.gguf", "b.gguf"]
+    for other in ("a-00001-of-0000\u0662.gguf", "a-00001-of-00002.gguf\n"):
+        assert (whole_name(other), part_names(other)) == (other, [other])
     for name in NAMES:
         (tmp_path / name).write_bytes(b"")
     assert [file.name for file in files_at(tmp_path / NAMES[2])] == NAMES

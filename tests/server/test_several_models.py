@@ -505,6 +505,15 @@ def test_models_with_one_name_and_unknown_pins_are_refused():
     assert checked([a], ServerConfig(pin=("same",)))[0].pin
 
 
+@pytest.mark.parametrize("other", ["one-00001-of-00002.gguf", "one/x.gguf", "one-00001-of-00003.gguf"])
+def test_two_models_of_one_name_in_a_directory_are_refused(tmp_path, other):
+    for name in ("one.gguf", "one-00002-of-00002.gguf", other):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"'one' is the name of .*, too\. Give names in \[\[model\]\] tables"):
+        checked(models_in(str(tmp_path), {}, None), ServerConfig())
+
+
 def test_a_directory_has_the_models_that_can_be_loaded(tmp_path):
     files = ("one.gguf", "two-00001-of-00002.gguf", "two-00002-of-00002.gguf", "mmproj-one.gguf", "notes.txt")
     for name in (*files, "three/x.gguf", "four/config.json", "five/a.json"):

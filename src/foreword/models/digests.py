@@ -15,6 +15,7 @@ from pathlib import Path
 
 from foreword.errors import ConfigError, ModelError, reason_of
 from foreword.models.files import ModelFile, identity_of
+from foreword.models.gguf_files import files_at
 from foreword.models.registry import cache_dir
 from foreword.native import NATIVE_FILE, native
 from foreword.ownership import is_own, open_for_writing, open_regular
@@ -79,12 +80,13 @@ def native_digest() -> str:
 
 
 def model_key(path: Path) -> bytes:
-    """Return 32 bytes that only a model with the same files has: a .gguf file, or those of a directory.
+    """Return 32 bytes that only a model with the same files has: a .gguf file with the other parts of a split model, or
+    those of a directory.
 
     Raise ConfigError for a model that has no files, ModelError as `Digests.sha256_of`.
     """
     if path.is_file():
-        return Digests().of_files([("", path)])
+        return Digests().of_files(("", file) for file in files_at(path))
     try:
         files = sorted(one for one in path.iterdir() if one.suffix in _SUFFIXES)
     except OSError as error:

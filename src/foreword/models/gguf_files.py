@@ -12,7 +12,7 @@ from foreword.models.gguf import GGUF, read_gguf
 from foreword.models.mmproj import is_mmproj
 from foreword.models.weights import Tensor
 
-_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+_PART = re.compile(r"-[0-9]{5}(-of-(?!00000)([0-9]{5})\.gguf)\Z")
 
 
 def whole_name(name: str) -> str:
@@ -23,17 +23,19 @@ def whole_name(name: str) -> str:
 def part_names(name: str) -> list[str]:
     """Return the names or paths of all files of the model that a file is a part of, in their order."""
     match = _PART.search(name)
-    if match is None or not int(match[1]):
+    if match is None:
         return [name]
-    stem, count = name[: match.start()], match[1]
-    return [f"{stem}-{i:05}-of-{count}.gguf" for i in range(1, int(count) + 1)]
+    return [f"{name[: match.start()]}-{i:05}{match[1]}" for i in range(1, int(match[2]) + 1)]
 
 
 def models_among(names: Iterable[str]) -> list[str]:
     """Return the names or paths of models among those of files: GGUF files that are not encoders of images, and of a
-    split model the first part.
+    split model the first part that is there.
     """
-    return sorted({part_names(name)[0] for name in names if name.endswith(".gguf") and not is_mmproj(name)})
+    found: dict[str, str] = {}
+    for name in sorted(name for name in names if name.endswith(".gguf") and not is_mmproj(name)):
+        found.setdefault(_PART.sub(r"-00001\1", name), name)
+    return list(found.values())
 
 
 def files_at(path: Path) -> list[Path]:
@@ -51,7 +53,7 @@ def read_model(path: Path) -> GGUF:
     if count in (0, 1):
         return given
     names = part_names(path.name)
-    if len(names) != count:
+    if len(names) != count or path.name not in names:
         fix = f"Give the files the names that they had: NAME-00001-of-{count:05}.gguf and so on"
         raise ModelError(f"{path}: is one of {count} files of a split model, and its name does not say so. {fix}")
     parts: list[GGUF] = []

@@ -106,8 +106,12 @@ def from_hub(name: str) -> Path:
         return _cached(hub, name, wanted, error)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     chosen = _chosen(name, list(sizes), wanted.quant)
-    encoder = mmproj_of(chosen, sizes) if chosen else None
-    patterns = [*part_names(chosen), *([encoder] if encoder else [])] if chosen else list(DIRECTORY)
+    patterns = list(DIRECTORY)
+    if chosen:
+        patterns = part_names(chosen)
+        if missing := next((part for part in patterns if part not in sizes), None):
+            raise _error(name, f"has no {missing}, one of {len(patterns)} files of a split model. Give another one")
+        patterns += filter(None, [mmproj_of(chosen, sizes)])
     _check_space(hub, name, wanted, sizes, patterns)
     try:
         folder = Path(hub.snapshot_download(repository, revision=revision, allow_patterns=patterns))

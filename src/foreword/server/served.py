@@ -36,14 +36,14 @@ class ServedModel:
 
 def models_in(directory: str, options: LLMOptions, keep_alive: float | None) -> list[ServedModel]:
     """Return the models of a directory, by name: its .gguf files, and its directories with config.json or one .gguf
-    file. Raise ConfigError if there are none, or if it cannot be read.
+    file. Raise ConfigError if there are none, or if it cannot be read. Two of one name are refused by `checked`.
     """
     folder = Path(directory)
     try:
         paths = list(folder.iterdir())
-        found = {path.name: path for path in paths if path.is_dir() and _has_one(path)}
-        for file in models_among(path.name for path in paths if path.is_file()):
-            found[Path(whole_name(file)).stem] = folder / file
+        found = [(path.name, path) for path in paths if path.is_dir() and _has_one(path)]
+        files = models_among(path.name for path in paths if path.is_file())
+        found += [(Path(whole_name(file)).stem, folder / file) for file in files]
     except OSError as error:
         reason = f"cannot be read ({reason_of(error)})"
         raise ConfigError(f"models_dir={directory!r:.200}: {reason}. Give a directory of models") from None
@@ -52,7 +52,7 @@ def models_in(directory: str, options: LLMOptions, keep_alive: float | None) -> 
         raise ConfigError(f"models_dir={directory!r:.200}: {reason}. Give a directory of models")
     return [
         ServedModel(model=str(path), names=(name,), options=options, common=frozenset(options), keep_alive=keep_alive)
-        for name, path in sorted(found.items())
+        for name, path in sorted(found)
     ]
 
 
