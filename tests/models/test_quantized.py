@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import tracemalloc
 from functools import partial
 
 import numpy as np
@@ -393,6 +394,25 @@ def test_groups_of_several_formats_are_read(tmp_path):
         assert (np.abs(got[f"w.{stem}weight"].dequantize() - want) <= blocks_max(want) / 250).all()
 
 
+def test_a_factor_of_nvfp4_beside_words_is_not_one_of_the_words(tmp_path):
+    parts = {**P, "weight_global_scale": np.ones(1, "<f4")}
+    got = read(tmp_path, compressed(PACKED, W4), parts)
+    np.testing.assert_array_equal(got["w.weight"].dequantize(), stored.compressed_integers(P, 32))
+    assert got.keys() == {"w.weight", "w.weight_global_scale"}, "which no model has"
+
+
+@pytest.mark.parametrize("block", [(1, 4096), (1, 32), (128, 128)])
+def test_rows_in_fp8_take_the_memory_of_rows(tmp_path, block):
+    size = 1024, 4096
+    parts = {"weight": np.zeros(size, np.uint8), "weight_scale": np.ones((1024 // block[0], 4096 // block[1]), "<f4")}
+    tensor = read(tmp_path, {**FP8, "weight_block_size": list(block)}, parts)["w.weight"]
+    tracemalloc.start()
+    tensor.stored[:8].read()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 << 20
+
+
 def test_settings_of_modelopt_may_be_in_a_file_of_their_own(tmp_path):
     parts = stored.draw_modelopt(rng(), 16, 96)
     own = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
@@ -407,8 +427,13 @@ def test_settings_of_modelopt_may_be_in_a_file_of_their_own(tmp_path):
     ):
         read(tmp_path, None, parts)
     beside.write_text("{}")
-    with pytest.raises(ModelError, match=r"hf_quant_config\.json: quantization_config is None, not a JSON object"):
+    with pytest.raises(ModelError, match=r"hf_quant_config\.json: quantization is None, not a JSON object"):
         read(tmp_path, None, parts)
+    beside.write_text(json.dumps({"quantization": GPTQ}))
+    with pytest.raises(
+        ModelError, match=r"quant_method is 'gptq', which is not supported\. Use a checkpoint of modelopt"
+    ):
+        read(tmp_path, None, draw_gptq(rng(), 16, 96, 32))
 
 
 def quantized_model(folder, name, quantization, draw, loop):
@@ -494,6 +519,7 @@ def without(parts, name):
 
 
 A, G, F = draw_awq(rng(), 16, 96, 32), draw_gptq(rng(), 16, 96, 32), draw_fp8(rng(), 16, 96, (1, 96))
+MX = stored.draw_mxfp4(rng(), 16, 128)
 P, N, M = draw_packed(rng(), 16, 96, 32), stored.draw_nvfp4(rng(), 16, 96), stored.draw_modelopt(rng(), 16, 96)
 B, BN = (stored.draw_bitsandbytes(rng(), 16, 96, nested=nested) for nested in (False, True))
 draw_8, STATE = stored.draw_bitsandbytes_8(rng(), 16, 96), "weight.quant_state.bitsandbytes__nf4"
@@ -566,6 +592,23 @@ ONE = {"plain": np.ones((1, 2), "<f4")}
         (compressed(PACKED, {**W4, "num_bits": 8}), P, r"scales \(16, 3\), which fits none of .*bits=8"),
         (compressed(PACKED, W4_UNEVEN), P, "is pack-quantized, symmetric, .* fits none of .*is_symmetric=False"),
         (compressed(INT, W8), P, "is pack-quantized, .* which fits none of"),
+        (compressed(PACKED, {**W4, "actorder": "group"}), P, r"comes without w\.weight_g_idx"),
+        ({**GPTQ, "desc_act": True}, G, r"comes without w\.g_idx"),
+        (
+            compressed(INT, {**W8, "strategy": "block", "block_structure": [4, 24]}),
+            draw_int8(rng(), 16, 96, (4, 4)),
+            r"block_structure = \[4, 24\] is not supported for int-quantized",
+        ),
+        (
+            compressed("mxfp4-pack-quantized", {**FP4, "group_size": 64}),
+            {**MX, "weight_scale": MX["weight_scale"][:, ::2]},
+            r"tensor 'w\.weight_packed': shape \(16, 64\) does not fit scales \(16, 2\)",
+        ),
+        (
+            compressed("mxfp4-pack-quantized", {**FP4, "group_size": 32}),
+            {**MX, "weight_packed": MX["weight_packed"][:, :50]},
+            r"shape \(16, 50\) does not fit scales \(16, 4\)",
+        ),
         (compressed("mixed-precision", W4), P, "format = 'mixed-precision', type = 'int', num_bits = 4 is not"),
         (
             compressed("float-quantized", {**WFP8, "block_structure": [0, 8]}),

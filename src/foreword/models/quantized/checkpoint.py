@@ -91,17 +91,17 @@ def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tens
     """Return the tensors of a checkpoint under the names of its unquantised form, by the ``quantization_config`` of its
     config.json. Raise ModelError for a quantisation that is not supported, and if tensors do not fit it or each other.
     """
-    given, beside = config.value("quantization_config"), config.path.with_name(_OF_MODELOPT)
-    if given is None and beside.exists():
-        own = read_object(beside).get("quantization")
-        given = {"quant_method": "modelopt", **own} if isinstance(own, dict) else own
-        config = Config(beside, {})
-    elif given is None:
+    key, beside = "quantization_config", config.path.with_name(_OF_MODELOPT)
+    default, methods, given = "", tuple(_READERS), config.value(key)
+    if given is None and not beside.exists():
         return {name: entry.tensor() for name, entry in entries.items()}
+    if given is None:
+        config, key, default, methods = Config(beside, read_object(beside)), "quantization", "modelopt", ("modelopt",)
+        given = config.value(key)
     if not isinstance(given, dict):
-        raise config.error(f"quantization_config is {given!r:.80}, not a JSON object", FETCH_AGAIN)
+        raise config.error(f"{key} is {given!r:.80}, not a JSON object", FETCH_AGAIN)
     settings = Config(config.path, {f"quantization_config.{key}": value for key, value in given.items()})
-    method = one_of(settings, "quant_method", "", tuple(_READERS))
+    method = one_of(settings, "quant_method", default, methods)
     reader = _READERS[method]
     weights: dict[str, Tensor] = {}
     used: set[str] = set()

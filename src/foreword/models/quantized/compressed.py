@@ -35,16 +35,20 @@ _READ = {_PACKED: ("int", 4, 8), _INT: ("int", 4, 8), _FLOAT: ("float", 8), _NVF
 _NAIVE, _MIXED = "naive-quantized", "mixed-precision"
 _WITHOUT_EFFECT = ("strategy", "actorder", "scale_dtype", "zp_dtype", "observer", "observer_kwargs")
 """Keys of weights that the tensors show, or that describe how they were made."""
+_WITHOUT = "Use a checkpoint without it"
 
 
 class _Group(NamedTuple):
-    """The settings of a group for weights. group_size: 0 if a scale is for a row or for the matrix."""
+    """The settings of a group for weights. group_size: 0 if a scale is for a row or for the matrix. is_sorted: whether
+    a tensor has the group of each column.
+    """
 
     form: str
     bits: int
     group_size: int
     is_symmetric: bool
     block: tuple[int, int] | None
+    is_sorted: bool
 
     def has_scales(self, shape: tuple[int, ...], rows: int, columns: int) -> bool:
         """Return whether the scales of a matrix have this shape."""
@@ -92,17 +96,18 @@ def compressed_matrices(entries: Mapping[str, Entry], settings: Config, method: 
                 f"is {form}, {is_symmetric}, {(rows, columns)} with scales {scale.shape}, which fits none of {groups}"
             )
             raise weight.error(f"{what:.400}", SAME_MODEL)
-        _, bits, size, _, block = fitting[0]
+        _, bits, size, _, block, is_sorted = fitting[0]
         if form == _FLOAT:
             yield fp8_matrix(entries, name, weight, block or ((1, size) if size else None))
         elif form == _MXFP4:
             yield Found(name, mxfp4_tensor(weight, scale), (weight, scale))
-        elif whole is not None:
-            yield nvfp4_matrix(name, weight, scale, part(entries, weight, whole.name, "F32"), is_inverse=True)
+        elif form == _NVFP4:
+            whole = part(entries, weight, f"{name}_global_scale", "F32")
+            yield nvfp4_matrix(name, weight, scale, whole, is_inverse=True)
         else:
             if zero is not None:
                 part(entries, weight, zero.name, weight.dtype)
-            has_index = form == _PACKED and f"{name}_g_idx" in entries
+            has_index = form == _PACKED and (is_sorted or f"{name}_g_idx" in entries)
             g_idx = part(entries, weight, f"{name}_g_idx", "I32") if has_index else None
             bits = 8 if form == _INT else bits
             matrix = IntegerRows("compressed-tensors", bits, size, (rows, columns), weight, scale, zero, g_idx)
@@ -135,11 +140,13 @@ def _groups(settings: Config) -> Iterator[_Group]:
         form = f"{kind}-quantized" if form == _NAIVE else form
         first, *rest = _READ.get(form, ("",))
         if kind != first or bits not in rest or whole not in (form, _NAIVE, _MIXED):
-            raise own.error(
-                f"format = {form!r:.80}, type = {kind!r:.80}, num_bits = {bits} is not supported", "Use another"
-            )
+            what = f"format = {form!r:.80}, type = {kind!r:.80}, num_bits = {bits} is not supported"
+            raise own.error(what, f"Use a checkpoint of {', '.join(_READ)}")
         size, block = own.optional("group_size", int) or 0, sizes(own, "block_structure")
-        yield _Group(form, bits, max(size, 0), own.get("symmetric", bool, True), block)
+        if block and form != _FLOAT:
+            raise own.error(f"block_structure = {list(block)} is not supported for {form}", _WITHOUT)
+        is_sorted = form == _PACKED and weights.get("actorder") in ("group", "dynamic")
+        yield _Group(form, bits, max(size, 0), own.get("symmetric", bool, True), block, is_sorted)
         for key, value in weights.items():
             if value and key not in own.read and key not in _WITHOUT_EFFECT:
-                raise own.error(f"{key} = {value!r:.80} is not supported", "Use a checkpoint without it")
+                raise own.error(f"{key} = {value!r:.80} is not supported", _WITHOUT)

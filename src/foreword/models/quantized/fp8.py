@@ -52,11 +52,11 @@ class _Fp8Matrix:
     def convert(self, start: int, stop: int) -> U8:
         columns, (block_rows, block_columns) = self.shape[1], self.block
         grid = scales_of(self.scale).reshape(-1, ceil(columns / block_columns))
-        scales = grid.repeat(min(block_columns, columns), axis=1)
 
         def rows(first: int, last: int) -> U8:
             values = E4M3.take(self.weight.rows[first:last].read())
-            values *= scales[np.arange(first, last) // block_rows, :columns]
+            scales = grid[np.arange(first, last) // block_rows]
+            values *= scales.repeat(min(block_columns, columns), axis=1)[:, :columns]
             if np.isnan(values).any():
                 raise self.weight.error("holds a NaN")
             return encoded(values, self.quant)

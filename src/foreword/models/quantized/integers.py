@@ -209,7 +209,7 @@ def integer_matrices(entries: Mapping[str, Entry], settings: Config, method: str
         packings = ("auto_round:auto_gptq", "auto_round:auto_awq")
         method = one_of(settings, "packing_format", packings[0], packings).removeprefix("auto_round:auto_")
     bits, group_size, zero_offset = _format(settings, method)
-    is_awq = method == "awq"
+    is_awq, is_sorted = method == "awq", settings.get("quantization_config.desc_act", bool, False)
     per_word = 32 // bits
     for name, weight in entries.items():
         if not name.endswith(".qweight"):
@@ -218,7 +218,8 @@ def integer_matrices(entries: Mapping[str, Entry], settings: Config, method: str
         part(entries, weight, name, "I32")
         zero = part(entries, weight, stem + "qzeros", "I32")
         scale = part(entries, weight, stem + "scales", "float")
-        g_idx = None if is_awq or stem + "g_idx" not in entries else part(entries, weight, stem + "g_idx", "I32")
+        has_index = not is_awq and (is_sorted or stem + "g_idx" in entries)
+        g_idx = part(entries, weight, stem + "g_idx", "I32") if has_index else None
         if len(weight.shape) != 2:
             raise weight.error(f"shape {weight.shape} is not of a matrix", SAME_MODEL)
         first, last = weight.shape

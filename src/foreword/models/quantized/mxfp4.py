@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foreword.arrays import U8
+from foreword.errors import ModelError
 from foreword.models.config import Config
 from foreword.models.files import StoredRows
 from foreword.models.quantized.matrix import SAME_MODEL, Found, part
@@ -56,12 +57,20 @@ def mxfp4_matrices(entries: Mapping[str, Entry], settings: Config, method: str) 
         plain = name.removesuffix(_BLOCKS)
         scales = part(entries, blocks, f"{plain}_scales", "U8")
         if len(blocks.shape) < 3 or blocks.shape[-1] != 16 or scales.shape != blocks.shape[:-1]:
-            raise blocks.error(f"shape {blocks.shape} does not fit scales {scales.shape}", SAME_MODEL)
+            raise _misfit(blocks, scales)
         yield Found(plain, mxfp4_tensor(blocks, scales), (blocks, scales))
 
 
 def mxfp4_tensor(blocks: Entry, scales: Entry) -> Tensor:
-    """Return a weight of blocks of 16 bytes with a scale each, in any shape."""
+    """Return a weight of blocks of 16 bytes with a scale each, in any shape. Raise ModelError for other numbers of
+    them.
+    """
     *outer, groups = scales.shape
+    if blocks.rows.nbytes != 16 * scales.rows.nbytes:
+        raise _misfit(blocks, scales)
     rows = replace(blocks.rows, num_rows=len(scales.rows) * groups, row_bytes=16)
     return Tensor(_Rows(rows, scales.rows, groups), Quant.MXFP4, (*outer, 32 * groups))
+
+
+def _misfit(blocks: Entry, scales: Entry) -> ModelError:
+    return blocks.error(f"shape {blocks.shape} does not fit scales {scales.shape}", SAME_MODEL)
