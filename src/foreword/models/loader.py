@@ -33,6 +33,7 @@ from foreword.models.next_token import NextTokenHead, read_head, without_head
 from foreword.models.ollama_names import from_ollama
 from foreword.models.pooling import HeadLayer, PoolingSpec
 from foreword.models.pooling_files import gguf_dense, gguf_pooling, has_logits, read_pooling
+from foreword.models.quants import Quant
 from foreword.models.safetensors import read_directory
 from foreword.models.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from foreword.models.spec import DecoderSpec
@@ -158,6 +159,10 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     family = GGUF_FAMILIES.get(architecture)
     if family is None:
         raise _unsupported(path, f"architecture {architecture!r}", "GGUF files", GGUF_FAMILIES)
+    if any(tensor.quant is Quant.NVFP4 for tensor in gguf.tensors.values()):
+        from foreword.models.quantized.gguf_nvfp4 import with_factors  # here: other files do not need it
+
+        gguf = replace(gguf, tensors=with_factors(path, gguf.tensors, family.gguf_scales))
     config = config_from_gguf(gguf, family.keys)
     spec = family.read(config)
     if not spec.is_causal:

@@ -237,6 +237,12 @@ class Family:
         return {**GGUF_NAMES, **self.gguf_names, **(self.gguf_fused or self.fused)(spec)}
 
     @property
+    def gguf_scales(self) -> tuple[str, ...]:
+        """The ends of the names of the tensors of a GGUF file that are factors of the model."""
+        names = (name for name in self.gguf_names.values() if isinstance(name, str) and name.endswith(".scale"))
+        return tuple(name.removeprefix(GGUF_LAYER) for name in names)
+
+    @property
     def other_names(self) -> Mapping[str, str]:
         """The key of each name that a config.json may have in place of that of the key."""
         return {**{key.own: name for name, key in self.keys.items() if key.own}, **self.aliases}
