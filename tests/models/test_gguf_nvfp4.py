@@ -5,10 +5,14 @@ import pytest
 
 from foreword.errors import ModelError
 from foreword.models.gguf import read_gguf
+from foreword.models.loader import load_model
+from foreword.models.naming import split_halves
 from foreword.models.quantized import conversions
 from foreword.models.quantized.gguf_nvfp4 import with_factors
 from foreword.models.quants import Quant, dequantize
-from models import gguf_writer
+from models import gguf_models, gguf_writer
+from models.recorded import TINY
+from models.tiny import random_tensors
 
 SHAPES = {"blk.0.attn_q": (6, 128), "blk.0.ffn_up_exps": (3, 4, 64), "output": (5, 64)}
 FACTORS = {"blk.0.attn_q": [3e-4], "blk.0.ffn_up_exps": [0.5, 2.0, 1e-3]}
@@ -42,10 +46,33 @@ def test_matrices_are_multiplied_with_their_factors(tmp_path):
         most = np.abs(want.reshape(-1, 32)).max(axis=1, keepdims=True)
         assert (tensor.quant, tensor.shape) == (Quant.Q8_0, shape)
         assert (np.abs(tensor.dequantize() - want.reshape(shape)).reshape(-1, 32) <= most / 250 + 1e-6).all()
-    assert conversions(got.values()) == [
+    reordered = {name: split_halves(t, 2, 2) if name.startswith("blk.0.attn") else t for name, t in got.items()}
+    assert conversions(reordered.values()) == [
         "matrices converted from NVFP4 with factors to Q8_0: 2. "
         "A weight changes by at most 1/250 of the largest of 32 weights"
     ]
+
+
+def test_a_model_with_factors_is_loaded(tmp_path, monkeypatch):
+    """Its spec does not have tensors of factors."""
+    tiny, kept = TINY["llama3"], []
+    config = {**tiny["config"], "hidden_size": 64, "head_dim": 16}
+    sizes = {32: 64, 16: 32}  # hidden states and queries; keys
+    shapes = {name: [sizes.get(size, size) for size in shape] for name, shape in tiny["shapes"].items()}
+    of_writer = gguf_writer.write
+    monkeypatch.setattr(gguf_writer, "write", lambda path, *given, **options: kept.append(given))
+    gguf_models.write(tmp_path / "a.gguf", config, random_tensors(shapes))
+    [(metadata, own)] = kept
+    block = np.full(36, 0x21, np.uint8)
+    for name, (_, shape, _) in [*own.items()]:
+        if len(shape) == 2 and shape[1] % 64 == 0:
+            own[name] = Quant.NVFP4, shape, np.tile(block, np.prod(shape) // 64)
+            own[name.replace(".weight", ".scale")] = Quant.F32, (1,), gguf_writer.f32([4.0])
+    weights = load_model(of_writer(tmp_path / "a.gguf", metadata, own)).weights
+    assert {weights[name].quant for name in ("embed", "lm_head", "layers.0.q", "layers.3.up")} == {Quant.Q8_0}
+    want = np.abs(dequantize(block[None], Quant.NVFP4)).max() * 4
+    np.testing.assert_allclose(np.abs(weights["layers.0.q"].dequantize()).max(), want, rtol=1 / 250)
+    assert conversions(weights.values())[0].startswith("matrices converted from NVFP4 with factors to Q8_0: 26.")
 
 
 def test_factors_of_the_model_itself_stay(tmp_path):

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from foreword.models.config import Config
-from foreword.models.files import FETCH_AGAIN
+from foreword.models.files import FETCH_AGAIN, OrderedRows
 from foreword.models.quantized.bitnet import bitnet_matrices
 from foreword.models.quantized.bitsandbytes import bitsandbytes_matrices
 from foreword.models.quantized.compressed import compressed_matrices
@@ -127,7 +127,8 @@ def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tens
 
 def conversions(tensors: Iterable[Tensor]) -> list[str]:
     """Return what was converted to what, a line per pair of formats."""
-    pairs = Counter((t.stored.matrix.source, t.quant) for t in tensors if isinstance(t.stored, ConvertedRows))
+    stored = [(t.stored.rows if isinstance(t.stored, OrderedRows) else t.stored, t.quant) for t in tensors]
+    pairs = Counter((rows.matrix.source, quant) for rows, quant in stored if isinstance(rows, ConvertedRows))
     return [
         f"matrices converted from {source} to {quant.name}: {count}. A weight changes by at most {_BOUNDS[quant]}"
         for (source, quant), count in pairs.items()
