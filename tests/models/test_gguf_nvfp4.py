@@ -54,7 +54,6 @@ def test_matrices_are_multiplied_with_their_factors(tmp_path):
 
 
 def test_a_model_with_factors_is_loaded(tmp_path, monkeypatch):
-    """Its spec does not have tensors of factors."""
     tiny, kept = TINY["llama3"], []
     config = {**tiny["config"], "hidden_size": 64, "head_dim": 16}
     sizes = {32: 64, 16: 32}  # hidden states and queries; keys

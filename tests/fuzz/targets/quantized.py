@@ -34,6 +34,7 @@ AWQ = tensors(qweight=("I32", [64, 1], 256), qzeros=("I32", [2, 1], 8), scales=S
 GPTQ = tensors(qweight=("I32", [8, 8], 256), qzeros=("I32", [2, 1], 8), scales=SCALES)
 FP8 = tensors(weight=("F8_E4M3", [8, 64], 512), weight_scale=("F32", [8, 1], 32))
 BLOCKS = tensors(weight=("F8_E4M3", [8, 64], 512), weight_scale_inv=("BF16", [2, 3], 12))
+BLOCKS_OF_8 = tensors(weight=("F8_E4M3", [8, 64], 512), weight_scale=("BF16", [2, 3], 12))
 INTEGERS = {"bits": 4, "group_size": 32}
 WORDS = tensors(
     weight_packed=("I32", [8, 8], 256),
@@ -47,6 +48,7 @@ NVFP4 = tensors(
     weight_scale=("F8_E4M3", [8, 4], 32),
     weight_global_scale=("F32", [1], 4, FACTOR_AT),
 )
+MXFP4 = tensors(weight_packed=("U8", [8, 32], 256), weight_scale=("U8", [8, 2], 16))
 MODELOPT = tensors(
     weight=("U8", [8, 32], 256), weight_scale=("F8_E4M3", [8, 4], 32), weight_scale_2=("F32", [1], 4, FACTOR_AT)
 )
@@ -82,6 +84,8 @@ def valid():
         compressed(WORDS, "pack-quantized", num_bits=4, type="int", symmetric=False, group_size=32),
         compressed(INT8, "int-quantized", num_bits=8, type="int", strategy="channel"),
         compressed(NVFP4, "nvfp4-pack-quantized", num_bits=4, type="float", group_size=16),
+        compressed(MXFP4, "mxfp4-pack-quantized", num_bits=4, type="float", group_size=32),
+        compressed(BLOCKS_OF_8, "naive-quantized", num_bits=8, type="float", block_structure=[4, 24]),
         encoded(MODELOPT, quant_method="modelopt", quant_algo="NVFP4"),
         encoded(NF4, quant_method="bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4",
                 bnb_4bit_use_double_quant=True),
