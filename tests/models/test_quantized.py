@@ -90,6 +90,11 @@ FOUR_BIT = {
         lambda: draw_gptq(rng(), 16, 96, 32),
         lambda p: stored.gptq(p, 32, version=2),
     ),
+    "GPTQ, version 2 under the other key": (
+        {**GPTQ, "format": "gptq_v2"},
+        lambda: draw_gptq(rng(), 16, 96, 32),
+        lambda p: stored.gptq(p, 32, version=2),
+    ),
     "AutoRound by GPTQ": (AUTOROUND, lambda: draw_gptq(rng(), 24, 96, 32), lambda p: stored.gptq(p, 32)),
     "AutoRound by AWQ": (
         {**AUTOROUND, "packing_format": "auto_round:auto_awq"},
@@ -338,6 +343,14 @@ def test_extreme_scales_are_read(tmp_path, scale, bits):
     assert (np.abs(got - want) <= bound + 1e-6).all()
 
 
+@pytest.mark.parametrize("scale", [1e-8, 8.9e-8, 1e-7, 3e-5])
+def test_integers_of_small_scales_change_by_4e_6(tmp_path, scale):
+    parts = {**draw_int8(rng(), 16, 96), "weight_scale": np.full((16, 1), scale, "<f4")}
+    want = stored.compressed_integers(parts, 0)
+    got = read(tmp_path, compressed(INT, W8), parts)["w.weight"].dequantize()
+    assert (np.abs(got - want) <= blocks_max(want) / 250 + 4e-6).all()
+
+
 def test_scales_in_bf16_are_read(tmp_path):
     parts = draw_fp8(rng(), 24, 96, (1, 96))
     exact = (parts["weight_scale"].view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -554,6 +567,13 @@ ONE = {"plain": np.ones((1, 2), "<f4")}
         ({**GPTQ, "bits": 3}, G, "quantization_config.bits is 3, which is not supported for gptq"),
         ({**GPTQ, "bits": 8}, G, r"tensor 'w\.qzeros': shape \(3, 2\) does not fit a matrix \(16, 48\)"),
         ({**GPTQ, "checkpoint_format": "marlin"}, G, "checkpoint_format is 'marlin', which is not supported"),
+        ({**GPTQ, "format": "marlin"}, G, "quantization_config.format is 'marlin', which is not supported"),
+        ({**GPTQ, "is_marlin_format": True}, G, "quantization_config.is_marlin_format = True is not supported"),
+        (
+            {**GPTQ, "format": "gptq_v2", "checkpoint_format": "gptq"},
+            G,
+            "quantization_config.format is 'gptq_v2', checkpoint_format is 'gptq'",
+        ),
         (AWQ, G, r"tensor 'w\.qzeros': shape \(3, 2\) does not fit"),
         (AWQ, without(A, "qzeros"), r"tensor 'w\.qweight': comes without w\.qzeros"),
         (AWQ, without(A, "scales"), r"tensor 'w\.qweight': comes without w\.scales"),
@@ -588,6 +608,12 @@ ONE = {"plain": np.ones((1, 2), "<f4")}
         (compressed(PACKED, {**W4, "num_bits": "4"}), P, "num_bits is '4', not of type int"),
         (compressed(PACKED, {**W4, "type": "float"}), P, "type = 'float', num_bits = 4 is not supported"),
         (compressed(PACKED, {**W4, "dynamic": True}), P, "dynamic = True is not supported"),
+        (
+            compressed(PACKED, {**W4, "group_size": 10**300}),
+            P,
+            r"group_size = 1000\d+ is not from 1 to \d+, -1 or null",
+        ),
+        (compressed(PACKED, {**W4, "group_size": -5}), P, "group_size = -5 is not from 1 to"),
         (compressed(PACKED, {**W4, "group_size": 16}), P, r"scales \(16, 3\), which fits none of .*group_size=16"),
         (compressed(PACKED, {**W4, "num_bits": 8}), P, r"scales \(16, 3\), which fits none of .*bits=8"),
         (compressed(PACKED, W4_UNEVEN), P, "is pack-quantized, symmetric, .* fits none of .*is_symmetric=False"),
@@ -630,6 +656,11 @@ ONE = {"plain": np.ones((1, 2), "<f4")}
             r"\[17, 96\] does not fit \(16, 12\) words",
         ),
         (compressed(PACKED, W4), {**P, "weight_shape": np.array([16, 1 << 60])}, "does not fit"),
+        (
+            compressed(PACKED, W4),
+            {**P, "weight_shape": np.array([[16, 96]])},
+            r"tensor 'w\.weight_shape': shape \(1, 2\) is not of two sizes",
+        ),
         (compressed(PACKED, W4), {**P, "weight_packed": P["weight_packed"][None]}, "is not of a matrix"),
         (compressed(PACKED, W4), {**P, "weight_packed": np.ones((16, 12), "<f4")}, "of F32 is not of a matrix"),
         (compressed(PACKED, W4), {**P, "weight_g_idx": np.full(96, 3, "<i4")}, "a group is not from 0 to 2"),

@@ -8,7 +8,7 @@
 | MXFP4                                               | MXFP4                     | 0                                  |
 | BitNet                                              | Q4_0                      | 1/2048 of itself                   |
 
-Scales become float16, which adds up to 1e-6 where they are below 6e-5.
+Scales become float16, which adds up to 4e-6 where they are below 6e-5.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _WITHOUT_EFFECT = {
     *("producer", "llm_int8_enable_fp32_cpu_offload", "_load_in_4bit", "_load_in_8bit", "autoround_version", "iters"),
     *("low_gpu_mem_usage", "nsamples", "seqlen", "lr", "minmax_lr", "enable_quanted_input", "enable_minmax_tuning"),
     *("enable_norm_bias_tuning", "gradient_accumulate_steps", "scale_dtype", "amp", "seed"),
-    *("uses_bad_zero", "offload_to_disk", "is_marlin_format", "model_name_or_path", "model_file_base_name"),
+    *("uses_bad_zero", "offload_to_disk", "model_name_or_path", "model_file_base_name"),
 }
 """Keys of a quantization_config that change no weight, beside those that are read."""
 

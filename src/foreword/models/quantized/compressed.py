@@ -23,7 +23,7 @@ from foreword.models.config import Config
 from foreword.models.files import FETCH_AGAIN
 from foreword.models.quantized.fp8 import fp8_matrix, sizes
 from foreword.models.quantized.integers import IntegerRows
-from foreword.models.quantized.matrix import SAME_MODEL, Found, one_of, part
+from foreword.models.quantized.matrix import MOST_COLUMNS, SAME_MODEL, Found, one_of, part
 from foreword.models.quantized.mxfp4 import mxfp4_tensor
 from foreword.models.quantized.nvfp4 import nvfp4_matrix
 from foreword.models.safetensors import Entry
@@ -77,10 +77,12 @@ def compressed_matrices(entries: Mapping[str, Entry], settings: Config, method: 
         others = [scale]
         columns = weight.shape[1] * (2 if weight.dtype == "U8" else 1)
         if form == _PACKED:
-            others.append(part(entries, weight, f"{name}_shape", "I64"))
-            said = others[-1].rows.read().view("<i8").ravel().tolist()
-            if len(said) != 2 or said[0] != rows or not 0 < said[1] <= 8 * columns:
-                raise others[-1].error(f"{said[:4]} does not fit {weight.shape} words", SAME_MODEL)
+            others.append(shape := part(entries, weight, f"{name}_shape", "I64"))
+            if shape.shape != (2,):
+                raise shape.error(f"shape {shape.shape} is not of two sizes", SAME_MODEL)
+            said = shape.rows.read().view("<i8").ravel().tolist()
+            if said[0] != rows or not 0 < said[1] <= 8 * columns:
+                raise shape.error(f"{said} does not fit {weight.shape} words", SAME_MODEL)
             columns = said[1]
         zero = entries.get(f"{name}_zero_point")
         fitting = [
@@ -142,11 +144,13 @@ def _groups(settings: Config) -> Iterator[_Group]:
         if kind != first or bits not in rest or whole not in (form, _NAIVE, _MIXED):
             what = f"format = {form!r:.80}, type = {kind!r:.80}, num_bits = {bits} is not supported"
             raise own.error(what, f"Use a checkpoint of {', '.join(_READ)}")
-        size, block = own.optional("group_size", int) or 0, sizes(own, "block_structure")
+        size, block = own.optional("group_size", int), sizes(own, "block_structure")
+        if size not in (None, -1) and not 0 < size <= MOST_COLUMNS:
+            raise own.error(f"group_size = {size!r:.80} is not from 1 to {MOST_COLUMNS}, -1 or null", FETCH_AGAIN)
         if block and form != _FLOAT:
             raise own.error(f"block_structure = {list(block)} is not supported for {form}", _WITHOUT)
-        is_sorted = form == _PACKED and weights.get("actorder") in ("group", "dynamic")
-        yield _Group(form, bits, max(size, 0), own.get("symmetric", bool, True), block, is_sorted)
+        is_sorted = form == _PACKED and weights.get("actorder") in ("group", "dynamic", True)
+        yield _Group(form, bits, max(size or 0, 0), own.get("symmetric", bool, True), block, is_sorted)
         for key, value in weights.items():
             if value and key not in own.read and key not in _WITHOUT_EFFECT:
                 raise own.error(f"{key} = {value!r:.80} is not supported", _WITHOUT)

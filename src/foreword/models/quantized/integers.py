@@ -17,13 +17,23 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.arrays import F32, I64, U8
-from foreword.models.config import Config
+from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.files import FETCH_AGAIN, FileRows
-from foreword.models.quantized.matrix import SAME_MODEL, Found, encoded, in_chunks, one_of, part, scales_of
+from foreword.models.quantized.matrix import (
+    MOST_COLUMNS,
+    SAME_MODEL,
+    Found,
+    encoded,
+    in_chunks,
+    one_of,
+    part,
+    scales_of,
+)
 from foreword.models.quants import Quant, pack_q4, pack_q8
 from foreword.models.safetensors import Entry
 
 Words = npt.NDArray[np.uint32]
+_GPTQ = ("gptq", "gptq_v2")
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The places of columns 0 to 7 in a word."""
 _SIGN = np.uint8(128)
@@ -239,10 +249,14 @@ def _format(settings: Config, method: str) -> tuple[int, int, int]:
         what = f"quantization_config.bits is {bits}, which is not supported for {method}"
         raise settings.error(what, f"Use a checkpoint of 4 {'or 8 ' * (method == 'gptq')}bit")
     size = settings.get("quantization_config.group_size", int)
-    if size != -1 and not 0 < size < 1 << 28:
+    if size != -1 and not 0 < size <= MOST_COLUMNS:
         raise settings.error(f"quantization_config.group_size is {size}, not a number of columns or -1", FETCH_AGAIN)
     if method == "gptq":
-        version = one_of(settings, "checkpoint_format", "gptq", ("gptq", "gptq_v2"))
+        form = one_of(settings, "format", "gptq", _GPTQ)
+        version = one_of(settings, "checkpoint_format", form, _GPTQ)
+        if version != form and settings.value("quantization_config.format") is not None:
+            what = f"quantization_config.format is {form!r}, checkpoint_format is {version!r}"
+            raise settings.error(what, USE_ITS_CONFIG)
         return bits, max(size, 0), int(version == "gptq")
     for key in ("version", "format", "checkpoint_format"):
         one_of(settings, key, "gemm", ("gemm",))

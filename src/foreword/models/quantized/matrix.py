@@ -15,6 +15,7 @@ from foreword.models.safetensors import Entry
 from foreword.models.weights import Tensor
 
 SAME_MODEL = "Use configuration and weights of the same model"
+MOST_COLUMNS = 1 << 28
 LARGEST_SCALE = 4096
 """Times an integer of 4 bits, or times the largest e4m3 over 127, this is a float16."""
 _CHUNK = 1 << 17  # weights converted at once, so that temporaries fit into the CPU cache
