@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from fnmatch import fnmatch
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from foreword.models.loader import find_model, load_model
 FILES = {
     "org/tiny": ["config.json", "tokenizer.json", "model.safetensors", "README.md"],
     "org/tiny-GGUF": ["tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf", "tiny.f16.gguf", "README.md"],
+    "org/odd-GGUF": ["odd[1]-Q4_K_M.gguf", "odd1-Q4_0.gguf"],
     "org/one-GGUF": ["one-iq3_xs.gguf"],
     "org/seeing-GGUF": ["seeing-Q8_0.gguf", "seeing-f16.gguf", "mmproj-seeing-Q8_0.gguf", "mmproj-seeing-f16.gguf"],
     "org/split-GGUF": ["q4_k_m/split-Q4_K_M.gguf", "old/split-Q4_K_M.gguf"],
@@ -52,7 +54,7 @@ class Hub(ModuleType):
                 raise FileNotFoundError(repository)
             return str(snapshot)
         for name in FILES[repository]:
-            if any(name == p or (p[0] == "*" and name.endswith(p[1:])) for p in allow_patterns):
+            if any(fnmatch(name, pattern) for pattern in allow_patterns):
                 self.fetched.add((repository, name))
                 (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
                 (snapshot / name).touch()
@@ -78,6 +80,7 @@ def test_a_repository_of_safetensors_is_a_directory_without_other_files(hub, tmp
         ("org/tiny-GGUF:q8_0", "tiny-Q8_0.gguf"),
         ("org/tiny-GGUF:F16", "tiny.f16.gguf"),
         ("org/one-GGUF", "one-iq3_xs.gguf"),
+        ("org/odd-GGUF", "odd[1]-Q4_K_M.gguf"),
     ],
 )
 def test_one_file_of_a_repository_of_gguf_files_is_fetched(hub, tmp_path, name, file):

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from glob import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,10 +109,10 @@ def from_hub(name: str) -> Path:
     chosen = _chosen(name, list(sizes), wanted.quant)
     patterns = list(DIRECTORY)
     if chosen:
-        patterns = part_names(chosen)
-        if missing := next((part for part in patterns if part not in sizes), None):
-            raise _error(name, f"has no {missing}, one of {len(patterns)} files of a split model. Give another one")
-        patterns += filter(None, [mmproj_of(chosen, sizes)])
+        parts = part_names(chosen)
+        if missing := next((part for part in parts if part not in sizes), None):
+            raise _error(name, f"has no {missing}, one of {len(parts)} files of a split model. Give another one")
+        patterns = [escape(file) for file in (*parts, mmproj_of(chosen, sizes)) if file]
     _check_space(hub, name, wanted, sizes, patterns)
     try:
         folder = Path(hub.snapshot_download(repository, revision=revision, allow_patterns=patterns))
