@@ -50,6 +50,10 @@ class _Group(NamedTuple):
     block: tuple[int, int] | None
     is_sorted: bool
 
+    def __str__(self) -> str:
+        scales = f"blocks of {self.block}" if self.block else f"groups of {self.group_size or 'a row'}"
+        return f"{self.form}, {'' if self.is_symmetric else 'not '}symmetric, {self.bits} bit, {scales}"
+
     def has_scales(self, shape: tuple[int, ...], rows: int, columns: int) -> bool:
         """Return whether the scales of a matrix have this shape."""
         if self.block or self.group_size:
@@ -94,10 +98,9 @@ def compressed_matrices(entries: Mapping[str, Entry], settings: Config, method: 
         ]
         if not fitting:
             is_symmetric = "symmetric" if zero is None else "not symmetric"
-            what = (
-                f"is {form}, {is_symmetric}, {(rows, columns)} with scales {scale.shape}, which fits none of {groups}"
-            )
-            raise weight.error(f"{what:.400}", SAME_MODEL)
+            what = f"is {form}, {is_symmetric}, {(rows, columns)} with scales {scale.shape}"
+            known = "; ".join(map(str, groups)) or "the config, which has no groups"
+            raise weight.error(f"{what}, which fits none of: {known:.300}", SAME_MODEL)
         _, bits, size, _, block, is_sorted = fitting[0]
         if form == _FLOAT:
             yield fp8_matrix(entries, name, weight, block or ((1, size) if size else None))
