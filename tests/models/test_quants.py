@@ -1,8 +1,10 @@
 """Every number format against a loop over the bytes of one block."""
 
 import hashlib
+import re
 import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -317,6 +319,11 @@ def test_the_bytes_that_native_code_gets_are_known(quant):
 
 def test_every_quantised_format_is_tested():
     assert set(Quant) == set(LOOPS) | {Quant.F32, Quant.F16, Quant.BF16}
+
+
+def test_the_page_of_models_names_every_format():
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    assert [quant.name for quant in Quant if not re.search(rf"\b{quant.name}\b", text)] == []
 
 
 @pytest.mark.parametrize("quant", [Quant.F32, Quant.F16], ids=lambda q: q.name)
