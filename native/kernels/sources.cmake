@@ -44,7 +44,7 @@ function(foreword_add_isa isa base quads)
 endfunction()
 
 include(CheckCXXCompilerFlag)
-foreword_add_isa(scalar scalar scalar -Os)  # at most 5 % slower than with -O2, and a quarter smaller
+foreword_add_isa(scalar scalar scalar -Os)  # a few percent slower than with -O2, and a quarter smaller
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set(avx2 -mavx2 -mfma -mf16c -mbmi2)
   set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni)

@@ -216,18 +216,26 @@ def mxfp4(b: U8) -> Integers:
     return E2M1[halves(b[:, None, 1:]).reshape(-1, 1, 32)], scale
 
 
-@cache
-def _e4m3() -> F32:
-    """Return half of each number of E4M3 by its byte, as ggml reads it: without its sign, and 0 for 127."""
-    exponent, fraction = np.divmod(np.arange(256) % 128, 8)
-    numbers: F32 = np.ldexp(np.where(exponent, 8 + fraction, fraction), np.maximum(exponent, 1) - 11).astype(np.float32)
-    numbers[127] = 0
+def e4m3() -> F32:
+    """Return the numbers of E4M3 by their 7 bits, 4 of exponent + 7 and 3 of mantissa, without a sign: float32 [128].
+    The last one, 480, stands for NaN in files.
+    """
+    exponent, fraction = np.divmod(np.arange(128), 8)
+    numbers: F32 = np.ldexp(np.where(exponent, 8 + fraction, fraction), np.maximum(exponent, 1) - 10).astype(np.float32)
     return numbers
+
+
+@cache
+def _scales_of_nvfp4() -> F32:
+    """Return half of each number of E4M3 by its byte, as ggml reads it: without its sign, and 0 for 127."""
+    scales = np.tile(e4m3() * np.float32(0.5), 2)
+    scales[127] = 0
+    return scales
 
 
 def nvfp4(b: U8) -> Integers:
     """Decode | 4 bytes: scales in E4M3 | 4 × 8 bytes: low nibbles are weights 0…7, high nibbles 8…15 |."""
-    return E2M1[halves(b[:, 4:].reshape(-1, 4, 8)).reshape(-1, 4, 16)], _e4m3()[b[:, :4]]
+    return E2M1[halves(b[:, 4:].reshape(-1, 4, 8)).reshape(-1, 4, 16)], _scales_of_nvfp4()[b[:, :4]]
 
 
 def q1_0(b: U8) -> Integers:

@@ -20,6 +20,11 @@ def whole_name(name: str) -> str:
     return _PART.sub(".gguf", name)
 
 
+def model_name(path: Path) -> str:
+    """Return the name of a model in a file: that of the file without the number of a part and its ending."""
+    return Path(whole_name(path.name)).stem
+
+
 def part_names(name: str) -> list[str]:
     """Return the names or paths of all files of the model that a file is a part of, in their order."""
     match = _PART.search(name)

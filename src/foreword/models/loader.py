@@ -19,7 +19,7 @@ from foreword.models.families.vision import VISION_FAMILIES
 from foreword.models.families.vision_base import plain_name
 from foreword.models.files import ModelFile
 from foreword.models.generation_files import GenerationFiles, generation_of_gguf, read_generation
-from foreword.models.gguf_files import models_among, read_model, whole_name
+from foreword.models.gguf_files import model_name, models_among, read_model
 from foreword.models.keys import Keys
 from foreword.models.naming import (
     DENSE,
@@ -134,7 +134,7 @@ def find_model(model: str | Path) -> tuple[Path, str]:
             f"{name}: is a part of a model; give the directory, {str(path.parent)!r:.200}, or a .gguf file"
         )
     if is_file:
-        return path, Path(whole_name(path.name)).stem
+        return path, model_name(path)
     if name.lower() not in registry.KNOWN and (known_as := from_ollama(name)) is not None:
         return find_model(known_as)
     if (
@@ -147,7 +147,7 @@ def find_model(model: str | Path) -> tuple[Path, str]:
         from foreword.models.hub import from_hub
 
         found = from_hub(name)
-        return found, found.resolve().name if found.is_dir() else Path(whole_name(found.name)).stem
+        return found, found.resolve().name if found.is_dir() else model_name(found)
     known = registry.known_model(name)
     found = registry.verified_path(known)
     return found.parent if known.beside else found, known.name
@@ -189,7 +189,8 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     if not config_path.exists():
         files = models_among(path.name for path in folder.glob("*.gguf"))
         if len(files) == 1:
-            return _load_gguf(folder / files[0], Path(whole_name(files[0])).stem)
+            only = folder / files[0]
+            return _load_gguf(only, model_name(only))
         fix = "Give a .gguf file, or a directory with config, tokenizer and safetensors"
         raise ModelError(f"{folder}: has no config.json and {len(files)} .gguf files. {fix}")
     config = read_config(config_path)

@@ -264,8 +264,8 @@ def _q6_k(b: U8, out: F32) -> None:
 def _ternary(b: U8) -> codebooks.Integers:
     """Decode | bytes of integers + 1 | d |.
 
-    TQ2_0 has two bits each: 2 × 32 bytes of four 2-bit planes. TQ1_0 has digits of base 3,
-    most significant first, of a byte as a fraction of 256: five planes of 32 bytes, five of 16, then four of 4.
+    TQ2_0 has two bits each: 2 × 32 bytes of four 2-bit planes. TQ1_0 has digits of base 3, most significant first, of a
+    byte as a fraction of 256: five planes of 32 bytes, five of 16, then four of 4.
     """
     if b.shape[1] == Quant.TQ2_0.block_bytes:
         digits = bits(b[:, :64].reshape(-1, 2, 32), 2)

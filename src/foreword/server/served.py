@@ -8,7 +8,7 @@ from pathlib import Path
 
 from foreword.engine.options import LLMOptions
 from foreword.errors import ConfigError, reason_of, shown
-from foreword.models.gguf_files import models_among, whole_name
+from foreword.models.gguf_files import model_name, models_among
 from foreword.server.config import ServerConfig
 from foreword.settings import settings_of
 
@@ -43,7 +43,7 @@ def models_in(directory: str, options: LLMOptions, keep_alive: float | None) -> 
         paths = list(folder.iterdir())
         found = [(path.name, path) for path in paths if path.is_dir() and _has_one(path)]
         files = models_among(path.name for path in paths if path.is_file())
-        found += [(Path(whole_name(file)).stem, folder / file) for file in files]
+        found += [(model_name(path), path) for path in map(folder.joinpath, files)]
     except OSError as error:
         reason = f"cannot be read ({reason_of(error)})"
         raise ConfigError(f"models_dir={directory!r:.200}: {reason}. Give a directory of models") from None

@@ -19,7 +19,18 @@ from foreword.errors import ModelError
 from foreword.jsonfile import parse_object
 from foreword.models.config import Config
 from foreword.models.quantized.integers import IntegerRows
-from foreword.models.quantized.matrix import LARGEST_SCALE, SAME_MODEL, Found, checked, encoded, in_chunks, one_of, part
+from foreword.models.quantized.matrix import (
+    LARGEST_SCALE,
+    SAME_MODEL,
+    Found,
+    checked,
+    encoded,
+    in_chunks,
+    of_8_bits,
+    one_of,
+    part,
+    scales_of,
+)
 from foreword.models.quants import Quant
 from foreword.models.safetensors import Entry
 
@@ -50,12 +61,12 @@ class _Matrix4:
 
     @property
     def quant(self) -> Quant:
-        return Quant.F32 if self.shape[1] % 32 else Quant.Q8_0
+        return of_8_bits(self.shape)
 
     def scales(self) -> F32:
         """Return the absmax of each block."""
         if self.nested is None:
-            return checked(self.absmax, _floats(self.absmax))
+            return scales_of(self.absmax).ravel()
         found = _floats(self.nested.map).take(self.absmax.rows.read().ravel())
         found *= _floats(self.nested.absmax).repeat(self.nested.block_size)[: len(found)]
         return checked(self.absmax, found + np.float32(self.nested.offset))

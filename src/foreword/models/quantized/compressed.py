@@ -89,19 +89,19 @@ def compressed_matrices(entries: Mapping[str, Entry], settings: Config, method: 
                 raise shape.error(f"{said} does not fit {weight.shape} words", SAME_MODEL)
             columns = said[1]
         zero = entries.get(f"{name}_zero_point")
-        fitting = [
+        fits = (
             group
             for group in groups
             if (group.form, group.is_symmetric) == (form, zero is None)
             and group.has_scales(scale.shape, rows, columns)
             and (form != _PACKED or ceil(columns * group.bits / 32) == weight.shape[1])
-        ]
-        if not fitting:
+        )
+        if (group := next(fits, None)) is None:
             is_symmetric = "symmetric" if zero is None else "not symmetric"
             what = f"is {form}, {is_symmetric}, {(rows, columns)} with scales {scale.shape}"
             known = "; ".join(map(str, groups)) or "the config, which has no groups"
             raise weight.error(f"{what}, which fits none of: {known:.300}", SAME_MODEL)
-        _, bits, size, _, block, is_sorted = fitting[0]
+        size, block = group.group_size, group.block
         if form == _FLOAT:
             yield fp8_matrix(entries, name, weight, block or ((1, size) if size else None))
         elif form == _MXFP4:
@@ -112,9 +112,9 @@ def compressed_matrices(entries: Mapping[str, Entry], settings: Config, method: 
         else:
             if zero is not None:
                 part(entries, weight, zero.name, weight.dtype)
-            has_index = form == _PACKED and (is_sorted or f"{name}_g_idx" in entries)
+            has_index = form == _PACKED and (group.is_sorted or f"{name}_g_idx" in entries)
             g_idx = part(entries, weight, f"{name}_g_idx", "I32") if has_index else None
-            bits = 8 if form == _INT else bits
+            bits = 8 if form == _INT else group.bits
             matrix = IntegerRows("compressed-tensors", bits, size, (rows, columns), weight, scale, zero, g_idx)
             packed = -(-rows * bits // 32), matrix.num_groups
             matrix.check(zero=packed if form == _PACKED else scale.shape)

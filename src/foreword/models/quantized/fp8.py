@@ -12,20 +12,19 @@ from math import ceil
 import numpy as np
 
 from foreword.arrays import F32, U8
+from foreword.models.codebooks import e4m3
 from foreword.models.config import Config
 from foreword.models.files import FETCH_AGAIN
-from foreword.models.quantized.matrix import SAME_MODEL, Found, encoded, in_chunks, part, scales_of
+from foreword.models.quantized.matrix import SAME_MODEL, Found, encoded, in_chunks, of_8_bits, part, scales_of
 from foreword.models.quants import Quant
 from foreword.models.safetensors import Entry
 
 
 def _e4m3() -> F32:
-    """Return the float32 of each byte: sign, 4 bits of exponent + 7, 3 of mantissa; 0x7F and 0xFF are NaN."""
-    byte = np.arange(128)
-    exponent, mantissa = byte >> 3, byte & 7
-    values = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    """Return the float32 of each byte, whose highest bit is the sign; 0x7F and 0xFF are NaN."""
+    values = e4m3()
     values[127] = np.nan
-    return np.concatenate([values, -values]).astype(np.float32)
+    return np.concatenate([values, -values])
 
 
 E4M3 = _e4m3()
@@ -47,7 +46,7 @@ class _Fp8Matrix:
 
     @property
     def quant(self) -> Quant:
-        return Quant.F32 if self.shape[1] % 32 else Quant.Q8_0
+        return of_8_bits(self.shape)
 
     def convert(self, start: int, stop: int) -> U8:
         columns, (block_rows, block_columns) = self.shape[1], self.block

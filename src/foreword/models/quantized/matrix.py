@@ -70,6 +70,11 @@ class ConvertedRows:
         return self.matrix.convert(self.start, self.stop)
 
 
+def of_8_bits(shape: tuple[int, int]) -> Quant:
+    """Return the format of a matrix that becomes 8 bit: Q8_0, or F32 if its columns are not whole blocks."""
+    return Quant.F32 if shape[1] % Quant.Q8_0.block_size else Quant.Q8_0
+
+
 def encoded(values: F32, quant: Quant) -> U8:
     """Return float32 [rows, columns] in Q8_0 or F32, as [n, bytes]."""
     if quant is Quant.F32:

@@ -15,7 +15,7 @@ from foreword.arrays import U8
 from foreword.models.codebooks import E2M1
 from foreword.models.config import Config
 from foreword.models.quantized.fp8 import E4M3, fp8_matrix
-from foreword.models.quantized.matrix import SAME_MODEL, Found, checked, encoded, in_chunks, one_of, part
+from foreword.models.quantized.matrix import SAME_MODEL, Found, checked, encoded, in_chunks, of_8_bits, one_of, part
 from foreword.models.quants import Quant
 from foreword.models.safetensors import Entry
 
@@ -33,7 +33,7 @@ class _Nvfp4Matrix:
 
     @property
     def quant(self) -> Quant:
-        return Quant.F32 if self.shape[1] % 32 else Quant.Q8_0
+        return of_8_bits(self.shape)
 
     def convert(self, start: int, stop: int) -> U8:
         def rows(first: int, last: int) -> U8:
