@@ -1,5 +1,5 @@
 """Write the list of parts (SBOM) of a release, as CycloneDX: what an installation with every extra of the server has,
-and what is compiled into the native module.
+and what the wheel itself contains that others wrote.
 
 python parts.py FOLDER                with cyclonedx-bom and nanobind in the environment
 """
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 EXTRAS = "serve,hub,templates,events"
 ROBIN_MAP = Path(nanobind.include_dir()).parent / "ext/robin_map/include/tsl/robin_growth_policy.h"
+GGUF = "0.19.0"
+"""The version of the package gguf that the codebooks of foreword/models/codebooks.py were compared with."""
 
 
 def write(folder: Path) -> None:
@@ -35,7 +38,7 @@ def write(folder: Path) -> None:
         listed = json.loads(installed(wanted))
         (whole,) = (part for part in listed["components"] if part["name"].replace("-", "_") == name)
         del whole["externalReferences"]  # the path of the wheel on this machine
-        whole["components"] = compiled_in()
+        whole["components"] = contained(wheel)
         text = json.dumps(listed, indent=2) + "\n"
         if fault := JsonStrictValidator(SchemaVersion.from_version(listed["specVersion"])).validate_str(text):
             sys.exit(f"{target.name}: {fault}")
@@ -55,19 +58,23 @@ def installed(wanted: str) -> str:
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def compiled_in() -> list[dict[str, Any]]:
-    """Return what THIRD_PARTY_NOTICES.md names, with the versions of this environment."""
+def contained(wheel: Path) -> list[dict[str, Any]]:
+    """Return what THIRD_PARTY_NOTICES.md names and a wheel contains, with the versions of this environment."""
     version = importlib.metadata.version("nanobind")
     robin_map = ".".join(re.findall(r"#define TSL_RH_VERSION_\w+ (\d+)", ROBIN_MAP.read_text()))
-    return [
+    parts = [
         part("nanobind", version, "BSD-3-Clause", f"pkg:pypi/nanobind@{version}"),
         part("robin-map", robin_map, "MIT", f"pkg:github/tessil/robin-map@v{robin_map}"),
     ]
+    with zipfile.ZipFile(wheel) as files:
+        if "foreword/models/codebooks.py" in files.namelist():
+            parts.append(part("ggml-codebooks", GGUF, "MIT", f"pkg:pypi/gguf@{GGUF}"))
+    return parts
 
 
 def part(name: str, version: str, licence: str, purl: str) -> dict[str, Any]:
-    reference = f"compiled-in-{name}"
-    return {"type": "library", "bom-ref": reference, "name": name, "version": version, "purl": purl,
+    """Return the entry of a part."""
+    return {"type": "library", "bom-ref": f"contained-{name}", "name": name, "version": version, "purl": purl,
             "licenses": [{"license": {"id": licence}}]}  # fmt: skip
 
 
