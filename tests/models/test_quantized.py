@@ -449,6 +449,14 @@ def test_settings_of_modelopt_may_be_in_a_file_of_their_own(tmp_path):
         read(tmp_path, None, draw_gptq(rng(), 16, 96, 32))
 
 
+@pytest.mark.parametrize("own", [{}, {"quant_algo": None, "kv_cache_quant_algo": "FP8"}])
+def test_modelopt_may_quantise_no_matrix(tmp_path, own):
+    parts = {"weight": np.ones((16, 96), "<f4"), "k_proj.k_scale": np.ones(1, "<f4")}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": own}))
+    for quantization in (None, {"quant_method": "modelopt", **own}):
+        assert list(read(tmp_path, quantization, parts)) == ["w.weight"]
+
+
 def quantized_model(folder, name, quantization, draw, loop):
     """A tiny model whose projections are drawn, and the same as floats: two directories."""
     tiny = TINY[name]

@@ -301,7 +301,7 @@ def _text_config(config: Config) -> Config:
     if not isinstance(own, Mapping):
         raise config.error(f"text_config is {own!r:.80}, not an object", USE_ITS_CONFIG)
     tied = "tie_word_embeddings"
-    outer = {name: config.value(name) for name in (tied, "quantization_config", "architectures")}
+    outer = {name: config.value(name) for name in (tied, "quantization_config", "quantization", "architectures")}
     found = {**{name: value for name, value in outer.items() if value is not None}, **own}
     return Config(config.path, {**found, tied: outer[tied] or found.get(tied)} if tied in found else found)
 

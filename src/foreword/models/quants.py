@@ -124,6 +124,13 @@ def pack_q4(q: U8, scale: F32, offset: F32 | None = None) -> U8:
     return np.concatenate([*(_as_f16(field) for field in fields), q[:, :16] | q[:, 16:] << np.uint8(4)], axis=1)
 
 
+def pack_q5_1(q: U8, scale: F32, offset: F32) -> U8:
+    """Return blocks of integers below 32 [n, 32] and their d and m [n] as Q5_1, uint8 [n, 24]."""
+    packed = pack_q4(q & np.uint8(15), scale, offset)
+    fifth = np.packbits(q >> 4, axis=1, bitorder="little")
+    return np.concatenate([packed[:, :4], fifth, packed[:, 4:]], axis=1)
+
+
 def repacked(data: U8, quant: Quant, form: Literal["Q4_0", "INT8_16", "INT8_32"]) -> U8:
     """Return rows in a format of `_INTEGERS`, uint8 [rows, row_bytes], as equal weights in another format.
 

@@ -146,7 +146,9 @@ PROCESSOR_KEYS = table(Key(name, kind=object) for name in (*COUNTS, *_OF_A_CLASS
 """The keys of a processor_config.json, beside those of its image_processor."""
 _OF_OTHERS = ("model_type", "architectures", "text_config", "vision_config", "tie_word_embeddings")  # the loader
 _OF_VIDEOS = ("video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id")  # and of templates
-MODEL_KEYS = table(Key(name) for name in (*_OF_OTHERS, *_OF_VIDEOS, "_pad_token_id", "quantization_config"))
+MODEL_KEYS = table(
+    Key(name) for name in (*_OF_OTHERS, *_OF_VIDEOS, "_pad_token_id", "quantization_config", "quantization")
+)
 """The keys of a config.json that other code reads, or none, beside those of a family and of its decoder."""
 PAN_AND_SCAN = "do_pan_and_scan"
 """The key of families whose images may have crops, and which others refuse."""

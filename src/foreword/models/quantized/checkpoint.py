@@ -3,8 +3,9 @@
 | stored                                              | becomes                   | a weight changes by at most        |
 |-----------------------------------------------------|---------------------------|------------------------------------|
 | 4 bit, each 32 columns of one group                 | Q4_0 (all z = 8), or Q4_1 | 1/64 of its scale                  |
+| 2 to 5 bit of MLX                                   | Q4_1, or Q5_1 for 5 bit   | 1/64 of its scale                  |
 | 8 bit; 4 bit in mixed groups; FP8, NVFP4, nf4, fp4  | Q8_0                      | 1/250 of the largest of 32 weights |
-| columns that are not a multiple of 32               | F32                       | 0                                  |
+| columns that are not a multiple of 32, routers      | F32                       | 0                                  |
 | MXFP4                                               | MXFP4                     | 0                                  |
 | BitNet                                              | Q4_0                      | 1/2048 of itself                   |
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from foreword.models.config import Config
+from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.files import FETCH_AGAIN, OrderedRows
 from foreword.models.quantized.bitnet import bitnet_matrices
 from foreword.models.quantized.bitsandbytes import bitsandbytes_matrices
@@ -24,6 +25,7 @@ from foreword.models.quantized.compressed import compressed_matrices
 from foreword.models.quantized.fp8 import fp8_matrices
 from foreword.models.quantized.integers import integer_matrices
 from foreword.models.quantized.matrix import SAME_MODEL, ConvertedRows, one_of
+from foreword.models.quantized.mlx import as_converted, mlx_matrices
 from foreword.models.quantized.mxfp4 import mxfp4_matrices
 from foreword.models.quantized.nvfp4 import modelopt_matrices
 from foreword.models.quants import Quant
@@ -41,10 +43,12 @@ _READERS = {
     "bitsandbytes": bitsandbytes_matrices,
     "bitnet": bitnet_matrices,
     "mxfp4": mxfp4_matrices,
+    "mlx": mlx_matrices,
 }
 _BOUNDS = {
     Quant.Q4_0: "1/64 of its scale",
     Quant.Q4_1: "1/64 of its scale",
+    Quant.Q5_1: "1/64 of its scale",
     Quant.Q8_0: "1/250 of the largest of 32 weights",
     Quant.F32: "0",
 }
@@ -53,6 +57,8 @@ _OF_ACTIVATIONS = (
     *(".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale"),
 )
 """The keys of scales for activations and keys, which are not quantised here."""
+_OF_MLX = "quantization"
+"""The key of a config.json by MLX, which repeats it as quantization_config."""
 _OF_MODELOPT = "hf_quant_config.json"
 """The file of settings beside a config.json that has none, which older versions of modelopt write."""
 
@@ -87,12 +93,21 @@ _WITHOUT_EFFECT = {
 """Keys of a quantization_config that change no weight, beside those that are read."""
 
 
-def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tensor]:
+def read_weights(entries: Mapping[str, Entry], config: Config) -> Mapping[str, Tensor]:
     """Return the tensors of a checkpoint under the names of its unquantised form, by the ``quantization_config`` of its
     config.json. Raise ModelError for a quantisation that is not supported, and if tensors do not fit it or each other.
     """
+    return as_converted(_plain_weights(entries, config), config)
+
+
+def _plain_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tensor]:
+    """Return the tensors, those of quantised matrices under the names of the matrices."""
     key, beside = "quantization_config", config.path.with_name(_OF_MODELOPT)
     default, methods, given = "", tuple(_READERS), config.value(key)
+    if (of_mlx := config.value(_OF_MLX)) is not None:
+        if given not in (None, of_mlx):
+            raise config.error(f"{key} differs from {_OF_MLX}", USE_ITS_CONFIG)
+        key, default, methods, given = _OF_MLX, "mlx", ("mlx",), of_mlx
     if given is None and not beside.exists():
         return {name: entry.tensor() for name, entry in entries.items()}
     if given is None:
@@ -103,6 +118,8 @@ def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tens
     settings = Config(config.path, {f"quantization_config.{key}": value for key, value in given.items()})
     method = one_of(settings, "quant_method", default, methods)
     reader = _READERS[method]
+    if method == "modelopt" and settings.value("quantization_config.quant_algo") is None:
+        return {name: entry.tensor() for name, entry in entries.items() if not name.endswith(_OF_ACTIVATIONS)}
     weights: dict[str, Tensor] = {}
     used: set[str] = set()
     for name, matrix, parts in reader(entries, settings, method):

@@ -23,7 +23,9 @@ _ALGORITHMS = ("fp8", "nvfp4")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Nvfp4Matrix:
+class Nvfp4Matrix:
+    """shape: of the matrix, of which ``weight`` has two columns in a byte, in any dtype."""
+
     weight: Entry
     scale: Entry
     factor: float
@@ -53,7 +55,7 @@ def nvfp4_matrix(name: str, weight: Entry, scale: Entry, whole: Entry, *, is_inv
     if factors.size != 1 or not 1e-30 < factors[0] < 1e30:
         raise whole.error(f"{factors[:4]} is not one number above 0")
     factor = 1 / float(factors[0]) if is_inverse else float(factors[0])
-    matrix = _Nvfp4Matrix(weight, scale, factor, (weight.shape[0], 2 * weight.shape[1]))
+    matrix = Nvfp4Matrix(weight, scale, factor, (weight.shape[0], 2 * weight.shape[1]))
     return Found(name, matrix, (weight, scale, whole))
 
 

@@ -1,0 +1,233 @@
+"""Checkpoints of MLX: NAME.weight (U32) has the integers of a row as one string of bits, lowest bits first.
+
+| mode     | bits, columns of a group       | NAME.scales      | NAME.biases | a weight                |
+|----------|--------------------------------|------------------|-------------|-------------------------|
+| affine   | 2, 3, 4, 5, 6, 8; 32, 64, 128  | float            | float       | s · q + b, q unsigned   |
+| mxfp4    | 4; 32                          | U8               | –           | 2^(s − 127) · e2m1      |
+| mxfp8    | 8; 32                          | U8               | –           | 2^(s − 127) · e4m3      |
+| nvfp4    | 4; 16                          | U8, as e4m3      | –           | s · e2m1                |
+
+``quantization`` in config.json has these settings, and by the path of a layer those of that layer. MLX gives some
+tensors other names, shapes and values than the checkpoints that it converts, quantised or not: see `as_converted`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from foreword.arrays import F32, U8
+from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.quantized.fp8 import E4M3
+from foreword.models.quantized.matrix import (
+    SAME_MODEL,
+    ConvertedRows,
+    Found,
+    Matrix,
+    encoded,
+    in_chunks,
+    one_of,
+    part,
+    scales_of,
+)
+from foreword.models.quantized.mxfp4 import mxfp4_tensor
+from foreword.models.quantized.nvfp4 import Nvfp4Matrix
+from foreword.models.quants import Quant, pack_q4, pack_q5_1
+from foreword.models.safetensors import Entry
+from foreword.models.weights import Tensor, float_tensor
+
+_MODES = {"affine": ((2, 3, 4, 5, 6, 8), (32, 64, 128)), "mxfp4": ((4,), (32,)), "mxfp8": ((8,), (32,)),
+          "nvfp4": ((4,), (16,))}  # fmt: skip
+"""The numbers of bits, and of columns of a group, of each mode."""
+_ROUTERS = (".gate.weight", ".router.weight", ".shared_expert_gate.weight")
+"""Small matrices, which choose experts, so that rounding them again could change the choice."""
+_EXPERTS = ".switch_mlp."
+_CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
+_W = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+_NAMES = {"mixtral": _W, "lfm2_moe": _W, "nemotron_h": {"fc1": "up_proj", "fc2": "down_proj"}}
+"""The names that MLX gives matrices of a type of model, and those of the checkpoints that it converts."""
+_NORMS_ARE_WHOLE = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+"""The types of models whose norms MLX stores as w, where other checkpoints have w − 1."""
+_NORMS = (".input_layernorm.weight", ".post_attention_layernorm.weight", "model.norm.weight", ".q_norm.weight",
+          ".k_norm.weight")  # fmt: skip
+_MULTIPLIED = ("falcon_h1",)
+"""The types of models whose weights MLX multiplies by numbers of their configuration."""
+
+
+@dataclass(frozen=True, eq=False)
+class _AffineMatrix:
+    weight: Entry
+    scale: Entry
+    bias: Entry
+    bits: int
+    group_size: int
+    shape: tuple[int, int]
+
+    @property
+    def source(self) -> str:
+        return f"MLX ({self.bits} bit, groups of {self.group_size})"
+
+    @cached_property
+    def quant(self) -> Quant:
+        """Return F32 for a router, Q4_1 or Q5_1 for at most 5 bits with scales that float16 can hold, else Q8_0."""
+        if self.weight.name.endswith(_ROUTERS):
+            return Quant.F32
+        if self.bits > 5:
+            return Quant.Q8_0
+        scale, bias = scales_of(self.scale), scales_of(self.bias)
+        change = _rounding(scale) * ((1 << self.bits) - 1) + _rounding(bias)
+        if (change > np.abs(scale) / 64 + 4e-6).any():
+            return Quant.Q8_0
+        return Quant.Q4_1 if self.bits < 5 else Quant.Q5_1
+
+    def convert(self, start: int, stop: int) -> U8:
+        groups = self.shape[1] // self.group_size
+        scales = scales_of(self.scale).reshape(-1, groups)
+        biases = scales_of(self.bias).reshape(-1, groups)
+
+        def rows(first: int, last: int) -> U8:
+            q = _integers(self.weight.rows[first:last].read(), self.bits)
+            times = self.group_size // 32
+            scale = scales[first:last].repeat(times, axis=1).ravel()
+            bias = biases[first:last].repeat(times, axis=1).ravel()
+            blocks = q.reshape(-1, 32)
+            if self.quant is Quant.Q4_1:
+                return pack_q4(blocks, scale, bias)
+            if self.quant is Quant.Q5_1:
+                return pack_q5_1(blocks, scale, bias)
+            return encoded(blocks * scale[:, None] + bias[:, None], self.quant)
+
+        return in_chunks(self, start, stop, rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Mxfp8Matrix:
+    weight: Entry
+    scale: Entry
+    shape: tuple[int, int]
+
+    source = "MXFP8"
+    quant = Quant.Q8_0
+
+    def convert(self, start: int, stop: int) -> U8:
+        def rows(first: int, last: int) -> U8:
+            values = E4M3.take(self.weight.rows[first:last].read()).reshape(-1, 32)
+            exponents = self.scale.rows[first:last].read().astype(np.int32).reshape(-1, 1) - 127
+            values = np.ldexp(values, exponents)
+            if np.isnan(values).any():
+                raise self.weight.error("holds a NaN")
+            return encoded(values, self.quant)
+
+        return in_chunks(self, start, stop, rows)
+
+
+def _rounding(values: F32) -> F32:
+    """Return how much values change as float16."""
+    change: F32 = np.abs(values.astype(np.float16).astype(np.float32) - values)
+    return change
+
+
+def _integers(data: U8, bits: int) -> U8:
+    """Return the integers of rows of bits, lowest first: uint8 [rows, bytes] → [rows, bytes · 8 / bits]."""
+    if bits == 8:
+        return data
+    fields = np.unpackbits(data, axis=1, bitorder="little").reshape(len(data), -1, bits)
+    return np.packbits(fields, axis=2, bitorder="little")[..., 0]
+
+
+def mlx_matrices(entries: Mapping[str, Entry], settings: Config, method: str) -> Iterator[Found]:
+    """Yield the matrices of a checkpoint by MLX. Raise ModelError if the tensors of one do not fit its settings or each
+    other.
+    """
+    whole = _of_layer(settings)
+    for name, weight in entries.items():
+        path = name.removesuffix(".weight")
+        if name == path or f"{path}.scales" not in entries:
+            continue
+        mode, bits, size = whole
+        own = settings.value(f"quantization_config.{path}")
+        if isinstance(own, dict):
+            values = {f"quantization_config.{key}": value for key, value in own.items()}
+            of_layer = Config(settings.path, values, part=f"{path:.80}: ")
+            mode, bits, size = _of_layer(of_layer)
+            for key, value in values.items():
+                if value and key not in of_layer.read:
+                    raise of_layer.error(f"{key} = {value!r:.80} is not supported", "Use a checkpoint without it")
+        elif own not in (None, True):
+            raise settings.error(f"{path:.80} has scales, and quantization says {own!r:.80}", USE_ITS_CONFIG)
+        part(entries, weight, name, "U32")
+        scale = part(entries, weight, f"{path}.scales", "float" if mode == "affine" else "U8")
+        columns = scale.shape[-1] * size
+        if len(weight.shape) < 2 or columns * bits != 32 * weight.shape[-1] or scale.shape[:-1] != weight.shape[:-1]:
+            what = f"shape {weight.shape} with scales {scale.shape} is not of {bits} bit in groups of {size}"
+            raise weight.error(what, SAME_MODEL)
+        if mode == "mxfp4":
+            yield Found(name, mxfp4_tensor(weight, scale), (weight, scale))
+            continue
+        shape, flat, parts = (*weight.shape[:-1], columns), (len(weight.rows), columns), [weight, scale]
+        matrix: Matrix
+        if mode == "affine":
+            bias = part(entries, weight, f"{path}.biases", "float")
+            if bias.shape != scale.shape:
+                raise bias.error(f"shape {bias.shape} is not that of the scales, {scale.shape}", SAME_MODEL)
+            parts.append(bias)
+            matrix = _AffineMatrix(weight, scale, bias, bits, size, flat)
+        else:
+            matrix = _Mxfp8Matrix(weight, scale, flat) if mode == "mxfp8" else Nvfp4Matrix(weight, scale, 1.0, flat)
+        yield Found(name, Tensor(ConvertedRows(matrix, 0, flat[0]), matrix.quant, shape), tuple(parts))
+    paths = {f"quantization_config.{name.removesuffix('.weight')}" for name in entries}
+    settings.read.update(paths & settings.values.keys())
+
+
+def _of_layer(own: Config) -> tuple[str, int, int]:
+    """Return mode, bits and size of groups. Raise ModelError for a key or value that is not supported."""
+    mode = one_of(own, "mode", "affine", tuple(_MODES))
+    found = []
+    for key, supported in zip(("bits", "group_size"), _MODES[mode], strict=True):
+        value = own.size(f"quantization_config.{key}")
+        if value not in supported:
+            what = f"quantization_config.{key} is {value}, which is not supported in mode {mode}"
+            raise own.error(what, f"Use a checkpoint of {', '.join(map(str, supported))}")
+        found.append(value)
+    return mode, found[0], found[1]
+
+
+def as_converted(weights: Mapping[str, Tensor], config: Config) -> Mapping[str, Tensor]:
+    """Return the tensors of a checkpoint by MLX as those of the checkpoint that it converts have them; others as they
+    are. Raise ModelError for a type of model whose weights MLX multiplies.
+
+    PATH.switch_mlp.NAME holds all experts of a layer, which are PATH.experts.E.NAME. Weights of convolutions are
+    [channels, kernel, 1] in place of [channels, 1, kernel], with equal bytes.
+    """
+    kind = config.value("model_type")
+    swapped = {
+        name
+        for name, tensor in weights.items()
+        if name.endswith(_CONVOLUTIONS) and len(tensor.shape) == 3 and tensor.shape[2] == 1 < tensor.shape[1]
+    }
+    if not swapped and not any(_EXPERTS in name for name in weights):
+        return weights
+    if swapped and kind in _MULTIPLIED:
+        what = f"MLX has multiplied the weights of this {kind} model by numbers of its configuration"
+        raise config.error(what, "Use the checkpoint that it converted")
+    found: dict[str, Tensor] = {}
+    own_names = _NAMES.get(kind, {})
+    for name, tensor in weights.items():
+        own = ".".join(own_names.get(part_of, part_of) for part_of in name.split("."))
+        if name in swapped:
+            channels, kernel, _ = tensor.shape
+            found[own] = float_tensor(tensor.dequantize().reshape(channels, 1, kernel))
+        elif swapped and kind in _NORMS_ARE_WHOLE and name.endswith(_NORMS):
+            found[own] = float_tensor(tensor.dequantize() - np.float32(1))
+        elif _EXPERTS in name:
+            count, *shape = tensor.shape
+            height = len(tensor.stored) // count
+            for e in range(count):
+                expert = replace(tensor, stored=tensor.stored[e * height : (e + 1) * height], shape=tuple(shape))
+                found[own.replace(_EXPERTS, f".experts.{e}.")] = expert
+        else:
+            found[own] = tensor
+    return found
