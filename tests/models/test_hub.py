@@ -10,6 +10,7 @@ import pytest
 from foreword.errors import ModelError
 from foreword.models.hub import from_hub
 from foreword.models.loader import find_model, load_model
+from foreword.models.vision_files import find_mmproj
 
 FILES = {
     "org/tiny": ["config.json", "tokenizer.json", "model.safetensors", "README.md"],
@@ -20,6 +21,7 @@ FILES = {
     "org/split-GGUF": ["q4_k_m/split-Q4_K_M.gguf", "old/split-Q4_K_M.gguf"],
     "org/torn-GGUF": [f"torn-Q8_0-0000{i}-of-00003.gguf" for i in (1, 3)],
     "org/parts-GGUF": [*(f"big/parts-Q8_0-0000{i}-of-00003.gguf" for i in (1, 2, 3)), "parts-Q4_0.gguf"],
+    "org/seeing-parts-GGUF": [*(f"big/seeing-Q8_0-0000{i}-of-00002.gguf" for i in (1, 2)), "mmproj-F16.gguf"],
 }
 
 
@@ -102,6 +104,14 @@ def test_all_parts_of_a_split_model_are_fetched(hub, tmp_path):
         assert from_hub("org/parts-GGUF:Q8_0") == first
     assert hub.fetched == {("org/parts-GGUF", name) for name in FILES["org/parts-GGUF"][:3]}
     assert find_model("org/parts-GGUF:Q8_0") == (first, "parts-Q8_0")
+
+
+def test_the_encoder_above_the_directory_of_parts_is_fetched_and_found(hub, tmp_path):
+    name = "org/seeing-parts-GGUF"
+    first = tmp_path / name / "big/seeing-Q8_0-00001-of-00002.gguf"
+    assert from_hub(f"{name}:Q8_0") == first
+    assert hub.fetched == {(name, file) for file in FILES[name]}
+    assert find_mmproj(first) == tmp_path / name / "mmproj-F16.gguf"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ pytest.importorskip("PIL.Image", reason="needs the extra foreword[images]")
 from foreword import LLM, SamplingParams
 from foreword.engine.build import load
 from foreword.errors import ConfigError, ModelError, RequestError
+from foreword.models.gguf_names import mmproj_of
 from foreword.models.loader import load_model
-from foreword.models.mmproj import mmproj_of
 from foreword.models.vision_files import read_mmproj
 from foreword.native import available
 from models import gguf_models
@@ -298,6 +298,11 @@ def test_an_encoder_of_another_model_is_refused_with_the_tokens_that_are_missing
         ("a.gguf", ["mmproj-x.gguf", "mmproj-y.gguf"], None),
         ("a.gguf", ["b.gguf", "mmproj-x.txt"], None),
         ("d/a-f16.gguf", ["d/mmproj-x.gguf", "mmproj-x-f16.gguf"], "d/mmproj-x.gguf"),
+        ("d/a-f16.gguf", ["mmproj-x.gguf"], None),
+        ("d/a-f16-00001-of-00002.gguf", ["mmproj-x.gguf", "e/mmproj-y.gguf"], "mmproj-x.gguf"),
+        ("d/a-f16-00001-of-00002.gguf", ["mmproj-x-f16.gguf", "mmproj-x-Q8_0.gguf"], "mmproj-x-f16.gguf"),
+        ("d/a-f16-00001-of-00002.gguf", ["mmproj-x.gguf", "d/mmproj-y.gguf"], "d/mmproj-y.gguf"),
+        ("d/e/a-f16-00001-of-00002.gguf", ["mmproj-x.gguf"], None),
     ],
 )
 def test_the_encoder_of_the_format_of_the_model_or_of_a_usual_one_is_chosen(model, names, chosen):

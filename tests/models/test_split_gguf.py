@@ -5,7 +5,8 @@ import pytest
 
 from foreword.errors import ModelError
 from foreword.models.digests import model_key
-from foreword.models.gguf_files import files_at, models_among, part_names, whole_name
+from foreword.models.gguf_files import files_at
+from foreword.models.gguf_names import models_among, part_names, whole_name
 from foreword.models.loader import find_model, load_model
 from models import gguf_models, gguf_writer
 from models.recorded import TINY

@@ -1,46 +1,14 @@
-"""The files of models in GGUF: one, or the parts of a split model, NAME-00001-of-00003.gguf and so on."""
+"""The files of models in GGUF: one, or the parts of a split model."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from foreword.errors import ModelError
 from foreword.models.gguf import GGUF, read_gguf
-from foreword.models.mmproj import is_mmproj
+from foreword.models.gguf_names import part_names
 from foreword.models.weights import Tensor
-
-_PART = re.compile(r"-[0-9]{5}(-of-(?!00000)([0-9]{5})\.gguf)\Z")
-
-
-def whole_name(name: str) -> str:
-    """Return the name or path of a file without the number of a part, NAME.gguf."""
-    return _PART.sub(".gguf", name)
-
-
-def model_name(path: Path) -> str:
-    """Return the name of a model in a file: that of the file without the number of a part and its ending."""
-    return Path(whole_name(path.name)).stem
-
-
-def part_names(name: str) -> list[str]:
-    """Return the names or paths of all files of the model that a file is a part of, in their order."""
-    match = _PART.search(name)
-    if match is None:
-        return [name]
-    return [f"{name[: match.start()]}-{i:05}{match[1]}" for i in range(1, int(match[2]) + 1)]
-
-
-def models_among(names: Iterable[str]) -> list[str]:
-    """Return the names or paths of models among those of files: GGUF files that are not encoders of images, and of a
-    split model the first part that is there.
-    """
-    found: dict[str, str] = {}
-    for name in sorted(name for name in names if name.endswith(".gguf") and not is_mmproj(name)):
-        found.setdefault(_PART.sub(r"-00001\1", name), name)
-    return list(found.values())
 
 
 def files_at(path: Path) -> list[Path]:

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from foreword.errors import ModelError
 from foreword.installation import install
 from foreword.models import registry
-from foreword.models.gguf_files import models_among, part_names
-from foreword.models.mmproj import mmproj_of, quant_of
+from foreword.models.gguf_names import mmproj_of, models_among, part_names, quant_of
 
 DIRECTORY = ("*.json", "*.safetensors", "*.jinja")
 SEARCH_TIMEOUT = 10.0

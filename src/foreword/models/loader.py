@@ -19,7 +19,8 @@ from foreword.models.families.vision import VISION_FAMILIES
 from foreword.models.families.vision_base import plain_name
 from foreword.models.files import ModelFile
 from foreword.models.generation_files import GenerationFiles, generation_of_gguf, read_generation
-from foreword.models.gguf_files import model_name, models_among, read_model
+from foreword.models.gguf_files import read_model
+from foreword.models.gguf_names import model_name, models_among
 from foreword.models.keys import Keys
 from foreword.models.naming import (
     DENSE,

@@ -24,8 +24,8 @@ from foreword.models.families.vision_base import (
 )
 from foreword.models.files import FileRows, ModelFile
 from foreword.models.gguf import GGUF, read_gguf
+from foreword.models.gguf_names import is_mmproj, mmproj_of, part_names
 from foreword.models.keys import Keys
-from foreword.models.mmproj import is_mmproj, mmproj_of
 from foreword.models.naming import vision_weights
 from foreword.models.text_files import read_object
 from foreword.models.tokenizer import Tokenizer
@@ -153,12 +153,14 @@ def find_mmproj(model: Path) -> Path | None:
     """Return the GGUF file of an encoder beside that of a model, see `mmproj_of`. None if there is none. Raise
     ModelError for several none of which is chosen.
     """
-    found = sorted(path.name for path in model.parent.glob("*.gguf") if is_mmproj(path.name))
-    chosen = mmproj_of(model.name, found)
+    model = model.absolute()
+    near = (model.parent, model.parent.parent) if len(part_names(model.name)) > 1 else (model.parent,)
+    found = [str(path) for folder in near for path in sorted(folder.glob("*.gguf")) if is_mmproj(path.name)]
+    chosen = mmproj_of(str(model), found)
     if found and chosen is None:
-        names = ", ".join(found)
+        names = ", ".join(Path(name).name for name in found)
         raise ModelError(f"{model}: beside it are {len(found)} encoders of images: {names}. Name one as mmproj")
-    return model.with_name(chosen) if chosen else None
+    return Path(chosen) if chosen else None
 
 
 def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVision:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from foreword.engine.options import LLMOptions
 from foreword.errors import ConfigError, reason_of, shown
-from foreword.models.gguf_files import model_name, models_among
+from foreword.models.gguf_names import model_name, models_among
 from foreword.server.config import ServerConfig
 from foreword.settings import settings_of
 
