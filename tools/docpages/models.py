@@ -11,6 +11,7 @@ from foreword.models import registry
 from foreword.models.families import ENCODER_FAMILIES, FAMILIES
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
+from foreword.models.families.gguf_encoders import GGUF_ENCODER_TYPES
 from foreword.models.keys import WITHOUT_EFFECT
 from foreword.models.recommended import KV_BYTES, RECOMMENDED
 
@@ -70,6 +71,7 @@ def families() -> Iterator[tuple[str, ...]]:
         types = [model_type for model_type, family in ALL.items() if family.title == title]
         of_title = (family for family in FAMILIES.values() if family.title == title)
         gguf = [name for family in of_title if family.gguf for name in (family.gguf, *family.more_gguf)]
+        gguf += [name for name, of in GGUF_ENCODER_TYPES.items() if set(of) & set(types)]
         in_gguf = code(gguf) or "–"
         yield title, code(types), in_gguf, str(sum(map(recorded.count, types)))
 

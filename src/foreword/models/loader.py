@@ -15,10 +15,12 @@ from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, TEXT_MODELS, TEXT_PARTS
 from foreword.models.families.base import NUM_FEATURES, Family
 from foreword.models.families.encoders import EncoderFamily
+from foreword.models.families.gguf_encoders import GGUF_ENCODER_FAMILIES
 from foreword.models.families.vision import VISION_FAMILIES
 from foreword.models.families.vision_base import plain_name
 from foreword.models.files import ModelFile
 from foreword.models.generation_files import GenerationFiles, generation_of_gguf, read_generation
+from foreword.models.gguf import GGUF
 from foreword.models.gguf_files import read_model
 from foreword.models.gguf_names import model_name, models_among
 from foreword.models.keys import Keys
@@ -33,7 +35,7 @@ from foreword.models.naming import (
 from foreword.models.next_token import NextTokenHead, read_head, without_head
 from foreword.models.ollama_names import from_ollama
 from foreword.models.pooling import HeadLayer, PoolingSpec
-from foreword.models.pooling_files import gguf_dense, gguf_pooling, has_logits, read_pooling
+from foreword.models.pooling_files import gguf_dense, gguf_encoder_pooling, gguf_pooling, has_logits, read_pooling
 from foreword.models.quants import Quant
 from foreword.models.safetensors import read_directory
 from foreword.models.sentence_transformers import SentenceTransformer, read_sentence_transformer
@@ -157,9 +159,12 @@ def find_model(model: str | Path) -> tuple[Path, str]:
 def _load_gguf(path: Path, name: str) -> LoadedModel:
     gguf = read_model(path)
     architecture = gguf.get("general.architecture", str)
+    if (encoder := GGUF_ENCODER_FAMILIES.get(architecture)) is not None:
+        return _load_gguf_encoder(path, gguf, encoder, name)
     family = GGUF_FAMILIES.get(architecture)
     if family is None:
-        raise _unsupported(path, f"architecture {architecture!r}", "GGUF files", GGUF_FAMILIES)
+        known = {**GGUF_FAMILIES, **GGUF_ENCODER_FAMILIES}
+        raise _unsupported(path, f"architecture {architecture!r}", "GGUF files", known)
     if any(tensor.quant is Quant.NVFP4 for tensor in gguf.tensors.values()):
         from foreword.models.quantized.gguf_nvfp4 import with_factors  # here: other files do not need it
 
@@ -183,6 +188,21 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     num_features = config.get(NUM_FEATURES.name, int, 0) if NUM_FEATURES.name in family.keys else 0
     head = partial(read_head, path, gguf.tensors, spec, family)
     return replace(loaded, head=head, from_gguf=True, num_features=num_features)
+
+
+def _load_gguf_encoder(path: Path, gguf: GGUF, family: EncoderFamily, name: str) -> LoadedModel:
+    config = config_from_gguf(gguf, family.keys)
+    types = gguf.tensors.get("token_types.weight")
+    config = config.with_values({"type_vocab_size": 0 if types is None else types.shape[0]})
+    spec = family.read(config)
+    pooling = replace(gguf_encoder_pooling(config, family), num_token_types=spec.num_token_types)
+    weights = FileWeights(encoder_weights(path, gguf.tensors, spec, family, pooling), gguf.files)
+    try:
+        tokenizer = Tokenizer.from_gguf(gguf.metadata, of_encoder=True)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+    loaded = _loaded(spec, weights, tokenizer, name, path, pooling, GenerationFiles(), config, family.keys)
+    return replace(loaded, from_gguf=True)
 
 
 def _load_directory(folder: Path, name: str) -> LoadedModel:
@@ -278,6 +298,7 @@ def _with_images(loaded: LoadedModel, images: LoadedVision, source: Path) -> Loa
 
 def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str) -> LoadedModel:
     own = family.declared(config)
+    config = config.with_usual_names(family.other_names)
     spec = family.read(config)
     if _rounds_inputs(config):
         raise config.error("a quantization_config of BitNet is not supported for an encoder", USE_ITS_CONFIG)

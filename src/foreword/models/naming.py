@@ -216,12 +216,13 @@ def has_own_head(path: Path, tensors: Mapping[str, Tensor], family: Family) -> b
 def encoder_weights(
     path: Path, tensors: Mapping[str, Tensor], spec: EncoderSpec, family: EncoderFamily, pooling: PoolingSpec
 ) -> dict[str, Tensor]:
-    """Return all weights of an encoder and of its head from safetensors. Raise ModelError as
-    `weights_from_safetensors`.
-    """
+    """Return all weights of an encoder and of its head. Raise ModelError as `weights_from_safetensors`."""
     plain = {name.removeprefix(family.prefix): tensor for name, tensor in tensors.items()}
+    is_fused = not family.fused_end or any(name.endswith(family.fused_end) for name in plain)
+    names: dict[str, str | Rows] = {**family.names, **_dense_names(pooling)}
+    names |= family.fused(spec) if is_fused else {}
     wanted = chain(encoder_weight_names(spec), pooling.weight_names())
-    weights, used = _collect(path, plain, wanted, {**family.names, **family.fused(spec), **_dense_names(pooling)})
+    weights, used = _collect(path, plain, wanted, names, constants=family.constants)
     _check_unused(path, plain, used, spec.architecture, family.unused)
     return weights
 

@@ -31,6 +31,7 @@ LIBRARY: Mapping[str, _Sizes] = MappingProxyType({
         "1b": "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
     },
     "mistral": {"7b": "bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M"},
+    "nomic-embed-text": {"v1.5": "nomic-ai/nomic-embed-text-v1.5-GGUF:F16"},
     "qwen2.5": {
         "7b": "bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M",
         "3b": "Qwen/Qwen2.5-3B-Instruct-GGUF:Q4_K_M",

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.families.encoders import EncoderFamily
+from foreword.models.families.gguf_encoders import LABELS, RANK
 from foreword.models.pooling import GGUF_DENSE, HeadLayer, Pooling, PoolingSpec
 from foreword.models.sentence_transformers import SentenceTransformer
 from foreword.models.weights import Tensor
@@ -40,6 +42,23 @@ def gguf_pooling(config: Config) -> Pooling:
             f"pooling_type = {number} is not supported", "Use a model with 1 (mean), 2 (cls) or 3 (last)"
         )
     return _GGUF_POOLINGS[number]
+
+
+def gguf_encoder_pooling(config: Config, family: EncoderFamily) -> PoolingSpec:
+    """Return the pooling of an encoder in a GGUF file, by default the mean, or the head of a classifier. Raise
+    ModelError for one that is not supported.
+    """
+    number, size = config.get("pooling_type", int, 0), config.size("hidden_size")
+    if number != RANK:
+        return PoolingSpec(hidden_size=size, pooling=_GGUF_POOLINGS[number] if number else "mean")
+    labels = tuple(map(str, config.sequence(LABELS))) or ("LABEL_0",)
+    return PoolingSpec(
+        hidden_size=size,
+        pooling="cls",
+        head=family.head(config, len(labels)),
+        labels=labels,
+        activation="sigmoid" if len(labels) == 1 else "softmax",
+    )
 
 
 def gguf_dense(config: Config, tensors: Mapping[str, Tensor], hidden_size: int) -> tuple[HeadLayer, ...]:

@@ -47,11 +47,11 @@ class Tokenizer:
         self.added_token_ids = {token.content: i for i, token in added.items()}
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, object]) -> Self:
-        """Read a tokenizer from a GGUF file's metadata (``tokenizer.ggml.*``). Raise ModelError if it is incomplete or
-        not supported.
+    def from_gguf(cls, metadata: Mapping[str, object], *, of_encoder: bool = False) -> Self:
+        """Read a tokenizer from a GGUF file's metadata (``tokenizer.ggml.*``), of a decoder or an encoder. Raise
+        ModelError if it is incomplete or not supported.
         """
-        return cls(build_from_gguf(metadata))
+        return cls(build_from_gguf(metadata, of_encoder=of_encoder))
 
     @classmethod
     def from_directory(cls, path: str | Path, *, lowercase: bool = False) -> Self:

@@ -1,19 +1,19 @@
 """Tokenizers from the vocabulary in GGUF metadata.
 
-The file holds tokens, their types and either merges (byte-level BPE) or scores (SentencePiece); of the pre-tokenizer
-it holds only the name. A wrong pre-tokenizer still gives plausible ids, so an unknown name is an error, and a file
-without a name gets a warning unless its vocabulary is well known.
+The file holds tokens, their types and either merges (byte-level BPE), scores (SentencePiece, Unigram) or neither
+(WordPiece); of the pre-tokenizer of byte-level BPE it holds only the name. A wrong pre-tokenizer still gives plausible
+ids, so an unknown name is an error, and a file without a name gets a warning unless its vocabulary is well known.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from itertools import repeat
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from foreword.errors import ModelError
 from foreword.models.files import T, typed_value
@@ -25,6 +25,7 @@ _TOKENS = ("bos", "eos", "eot", "eom", "unknown", "padding", "separator", "seper
 _KNOWN = {
     *("model", "pre", "tokens", "token_type", "scores", "merges", "add_space_prefix", "suppress_tokens"),
     *("add_bos_token", "add_eos_token", "add_sep_token", "token_type_count", "added_tokens"),
+    *("remove_extra_whitespaces", "precompiled_charsmap"),
     *(f"{name}_token_id" for name in (*_TOKENS, "prefix", "suffix", "middle")),
     "tokenizer.huggingface.json",
 }
@@ -36,27 +37,28 @@ class _Type(IntEnum):
     NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 
 
-def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
+def build_from_gguf(metadata: Mapping[str, object], *, of_encoder: bool = False) -> TokenizerParts:
     """Return the tokenizer of a GGUF file. ModelError names the wrong key, or the vocabulary type and the supported
-    ones.
+    ones. of_encoder: it surrounds a text, and each of two texts, by the tokens of their beginnings and ends.
     """
     tokens = _list(metadata, "tokens")
     types = _numbers(metadata, "token_type", len(tokens))
     ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
     kind = _get(metadata, "model", str)
-    build = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _with_lines}.get(kind)
+    build = _BUILDERS.get(kind)
     if build is None:
-        raise ModelError(
-            f"metadata tokenizer.ggml.model is {kind!r}; supported are 'gpt2' (byte-level BPE), 'llama' "
-            "(SentencePiece) and 'gemma4'. Use the model's directory with its tokenizer.json"
-        )
+        known = ", ".join(f"{name!r} ({what})" for name, (what, _) in _BUILDERS.items())
+        fix = "Use the model's directory with its tokenizer.json"
+        raise ModelError(f"metadata tokenizer.ggml.model is {kind!r}; supported are {known}. {fix}")
     try:
         with panics_caught():
-            backend, add_bos = build(metadata, tokens, types)
+            backend, add_bos = build[1](metadata, tokens, types)
             _add_tokens(backend, tokens, types)
             first = _flagged(metadata, "add_bos_token", add_bos, ids["bos"])
             last = _flagged(metadata, "add_eos_token", False, ids["eos"])
-            if first or last:
+            if of_encoder:
+                backend.post_processor = _around_texts(metadata, tokens)
+            elif first or last:
                 backend.post_processor = surrounding([(tokens[i], i) for i in first], [(tokens[i], i) for i in last])
     except ModelError:
         raise
@@ -66,7 +68,7 @@ def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     special = {key: tokens[i] for key, name in named.items() if (i := ids[name]) is not None}
     templates = _chat_templates(metadata)
-    if _get(metadata, "add_sep_token", bool, False):
+    if not of_encoder and _get(metadata, "add_sep_token", bool, False):
         raise ModelError("metadata tokenizer.ggml.add_sep_token = True is not supported. Use the model's directory")
     return TokenizerParts(
         backend,
@@ -203,6 +205,76 @@ def _merges(
                 splits.append((left, right))
         pairs += sorted(splits)
     return [(tokens[left], tokens[right]) for left, right in pairs]
+
+
+def _word_piece(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> tuple[Tokenizer, bool]:
+    """Build a tokenizer of BERT's kind. The file has a word's first token as ▁token, and a later one, ##token, as
+    token. It does not say whether texts are lower-cased: they are unless a token has an upper-case letter.
+    """
+    normal = [i for i, kind in enumerate(types) if kind == _Type.NORMAL]
+    for i in normal:
+        token = tokens[i]
+        if not (len(token) > 1 and token[0] == "[" and token[-1] == "]"):
+            tokens[i] = token[1:] if token[0] == "▁" else f"##{token}"
+    unknown = _token_id(metadata, "unknown", len(tokens))
+    name = "[UNK]" if unknown is None else tokens[unknown]
+    lowers = not any(tokens[i] != tokens[i].lower() for i in normal if tokens[i][0] != "[")
+    backend = Tokenizer(models.WordPiece(_first_ids(tokens), unk_token=name))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowers)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return backend, True
+
+
+def _unigram(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> tuple[Tokenizer, bool]:
+    """Build a tokenizer of XLM-RoBERTa's kind: words without the white space around them, each the most likely tokens.
+    Raise ModelError for one that keeps white space.
+    """
+    for key in ("add_space_prefix", "remove_extra_whitespaces"):
+        if not _get(metadata, key, bool, True):
+            fix = "Use the model's directory with its tokenizer.json"
+            raise ModelError(f"metadata tokenizer.ggml.{key} = False is not supported. {fix}")
+    scored = list(zip(tokens, map(float, _numbers(metadata, "scores", len(tokens))), strict=True))
+    backend = Tokenizer(models.Unigram(scored, _token_id(metadata, "unknown", len(tokens)), False))
+    characters = metadata.get("tokenizer.ggml.precompiled_charsmap")
+    if characters is not None:
+        backend.normalizer = normalizers.Precompiled(np.asarray(characters, np.uint8).tobytes())
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    backend.decoder = decoders.Metaspace()
+    return backend, True
+
+
+def _around_texts(metadata: Mapping[str, object], tokens: list[str]) -> processors.TemplateProcessing:
+    """Return what surrounds a text of an encoder, and two: with WordPiece [CLS] A [SEP] B [SEP], B of type 1, else
+    <s> A </s></s> B </s>. Raise ModelError if the file does not name these tokens.
+    """
+
+    def named(*names: str) -> tuple[str, int]:
+        found = (_token_id(metadata, name, len(tokens)) for name in names)
+        token_id = next((i for i in found if i is not None), None)
+        if token_id is None:
+            raise _wrong(f"tokenizer.ggml.{names[0]}_token_id is missing")
+        return tokens[token_id], token_id
+
+    first, last = named("cls", "bos"), named("separator", "seperator", "eos")
+    if _get(metadata, "model", str) == "bert":
+        pair = [f"{first[0]}:0", "$A:0", f"{last[0]}:0", "$B:1", f"{last[0]}:1"]
+    else:
+        pair = [first[0], "$A", last[0], last[0], "$B:0", f"{last[0]}:0"]
+    return processors.TemplateProcessing(
+        single=[first[0], "$A", last[0]], pair=pair, special_tokens=list(dict.fromkeys([first, last]))
+    )
+
+
+_Build = Callable[[Mapping[str, object], list[str], Sequence[int]], tuple[Tokenizer, bool]]
+_BUILDERS: Mapping[str, tuple[str, _Build]] = {
+    "gpt2": ("byte-level BPE", _byte_level),
+    "llama": ("SentencePiece", _sentence_piece),
+    "gemma4": ("Gemma 4", _with_lines),
+    "bert": ("WordPiece", _word_piece),
+    "t5": ("Unigram", _unigram),
+}
+"""By ``tokenizer.ggml.model``: its name, and what returns the backend and whether a text begins with bos by default."""
 
 
 def _add_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int]) -> None:

@@ -32,6 +32,7 @@ MODELS = {
     "bert": transformers.BertModel(transformers.BertConfig(**SIZES)),
     "bert-relu": transformers.BertModel(transformers.BertConfig(**SIZES, hidden_act="relu")),
     "roberta": transformers.RobertaModel(transformers.RobertaConfig(**{**SIZES, "pad_token_id": 1})),
+    "nomic-bert": transformers.NomicBertModel(transformers.NomicBertConfig(**SIZES)),
     "modernbert": transformers.ModernBertModel(transformers.ModernBertConfig(**MODERN)),
     "qwen3": transformers.Qwen3Model(transformers.Qwen3Config(**DECODER, head_dim=12)),
     "qwen2-bidirectional": transformers.Qwen2Model(transformers.Qwen2Config(**DECODER, is_causal=False)),

@@ -23,6 +23,8 @@ class EncoderFamily:
     classifier. fused: weights that are rows of another tensor. unused: beginnings of the names of heads that are not
     run.
     head: of a classifier, from the config and its number of labels; head_pooling: which states it takes.
+    constants: values of weights that its files do not have. fused_end: the end of the name of a tensor without which
+    ``fused`` does not hold; empty: it holds for all files. other_names: keys of a config that stand for others.
     """
 
     title: str
@@ -34,6 +36,9 @@ class EncoderFamily:
     fused: Callable[[EncoderSpec], Mapping[str, Rows]] = field(default=lambda spec: {})
     head_pooling: Callable[[Config], str] = field(default=lambda config: "cls")
     unused: tuple[str, ...] = ("pooler.", "cls.", "lm_head.", "classifier.", "qa_outputs.")
+    constants: Mapping[str, float] = field(default_factory=dict)
+    fused_end: str = ""
+    other_names: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, config: Config) -> EncoderSpec:
         """Return the spec of a config. Raise ModelError for a key with a value that the family does not compute."""
@@ -42,8 +47,8 @@ class EncoderFamily:
         return self.spec(config)
 
     def declared(self, config: Config) -> Config:
-        """Return the config with the family's keys and their defaults."""
-        return replace(config, keys=self.keys)
+        """Return the config with the family's keys, their usual names and their defaults."""
+        return replace(config.with_usual_names(self.other_names), keys=self.keys)
 
 
 def _encoder(config: Config, architecture: str, **differences: Any) -> EncoderSpec:
@@ -122,9 +127,34 @@ def modernbert(config: Config) -> EncoderSpec:
     )
 
 
+def nomic_bert(config: Config) -> EncoderSpec:
+    """Return the spec of a Nomic BERT, whose positions are rotated, and whose products have no biases. Positions beyond
+    those of its training would change the rotation, and are not used.
+    """
+    dim = config.size("hidden_size") // config.size("num_attention_heads")
+    if config.size("head_dim", dim) != dim:
+        raise config.error(f"head_dim = {config.value('head_dim')} is not supported", f"Use a model with {dim}")
+    rope = rope_spec(config, dim, rope_parameters(config))
+    positions = config.size("max_position_embeddings")
+    return _encoder(
+        config.with_values({"max_position_embeddings": min(positions, config.size(_TRAINED, positions))}),
+        "nomic_bert",
+        layers=(EncoderLayerSpec(rope),) * num_layers(config),
+        norm_eps=config.positive("layer_norm_eps"),
+        activation=ACTIVATIONS[config.get("hidden_act", str)],
+        num_token_types=config.count("type_vocab_size"),
+        gated=True,
+    )
+
+
 def _bert_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
     hidden = config.size("hidden_size")
     return HeadLayer(hidden, hidden, activation="tanh"), HeadLayer(hidden, labels)
+
+
+def no_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
+    """Refuse a classifier of a family that has none."""
+    raise config.error("a classifier of this family is not supported", "Use a model of embeddings")
 
 
 def _modernbert_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
@@ -139,6 +169,7 @@ def weight_and_bias(names: Mapping[str, str]) -> dict[str, str]:
     return weights | {f"{name}_bias": f"{module}.bias" for name, module in names.items()}
 
 
+_TRAINED = "max_trained_positions"
 _COMMON = (
     *map(Key, ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")),
     Key("max_position_embeddings"),
@@ -166,6 +197,21 @@ _MODERNBERT = table(
         *(Key("layer_types"), Key("global_attn_every_n_layers", 3), Key("local_attention", 128)),
         *(Key("global_rope_theta", 160000.0), Key("local_rope_theta", 10000.0)),
         *(Key("classifier_pooling", "cls", ("cls", "mean")), Key("classifier_bias", False)),
+    ],
+)
+
+_NOMIC_BERT = table(
+    *(_COMMON, ROPE_KEYS),
+    [
+        Key("hidden_act", "silu", ("silu",)),
+        *(Key("layer_norm_eps", 1e-12), Key("type_vocab_size", 2), Key("head_dim", kind=int)),
+        Key("rope_theta", 1000.0, gguf="rope.freq_base", gguf_default=1000.0),
+        # The files of nomic-ai also have these:
+        *(Key(_TRAINED, kind=int), Key("rotary_scaling_factor", kind=float)),
+        *(only(name, False) for name in ("prenorm", "rotary_emb_interleaved", "causal", "use_rms_norm")),
+        *(only(name, False) for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "parallel_block")),
+        *(only("rotary_emb_fraction", 1.0), only("activation_function", "swiglu"), only("rotary_emb_scale_base", None)),
+        *(only("num_experts", 0), only("moe_every_n_layers", 0)),
     ],
 )
 
@@ -216,6 +262,33 @@ _MODERNBERT_NAMES = {
 }
 
 
+_NOMIC_LAYER = "encoder.layers.{i}."
+_NOMIC_BERT_NAMES = {
+    **{name: source for name, source in _BERT_NAMES.items() if name in ("embed", "token_types")},
+    **weight_and_bias(
+        {
+            "embed_norm": "emb_ln",
+            "qkv": _NOMIC_LAYER + "attn.Wqkv",
+            "o": _NOMIC_LAYER + "attn.out_proj",
+            "attn_norm": _NOMIC_LAYER + "norm1",
+            "up": _NOMIC_LAYER + "mlp.fc11",
+            "gate": _NOMIC_LAYER + "mlp.fc12",
+            "down": _NOMIC_LAYER + "mlp.fc2",
+            "mlp_norm": _NOMIC_LAYER + "norm2",
+        }
+    ),
+}
+NO_BIASES = {f"{name}_bias": 0.0 for name in ("q", "k", "v", "o", "gate", "up", "down")}
+"""The biases of products of a model that has biases of norms alone."""
+
+
+def qkv_rows(spec: EncoderSpec) -> Mapping[str, Rows]:
+    """Return the rows of queries, keys and values, and of their biases, in one tensor."""
+    size = spec.num_heads * spec.head_dim
+    parts = ((name, end, i) for i, name in enumerate("qkv") for end in ("", "_bias"))
+    return {name + end: Rows(f"qkv{end}", i * size, (i + 1) * size) for name, end, i in parts}
+
+
 def _modernbert_rows(spec: EncoderSpec) -> Mapping[str, Rows]:
     d, inner = spec.hidden_size, spec.intermediate_size
     qkv = {name: Rows("qkv", i * d, (i + 1) * d) for i, name in enumerate("qkv")}
@@ -233,6 +306,25 @@ ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
     ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
+    "nomic_bert": EncoderFamily(
+        "Nomic BERT",
+        nomic_bert,
+        _NOMIC_BERT,
+        "nomic_bert.",
+        _NOMIC_BERT_NAMES,
+        no_head,
+        qkv_rows,
+        constants=NO_BIASES,
+        other_names={
+            "n_embd": "hidden_size",
+            "n_head": "num_attention_heads",
+            "n_inner": "intermediate_size",
+            "n_layer": "num_hidden_layers",
+            "n_positions": "max_position_embeddings",
+            "layer_norm_epsilon": "layer_norm_eps",
+            "rotary_emb_base": "rope_theta",
+        },
+    ),
     "modernbert": EncoderFamily(
         "ModernBERT",
         modernbert,

@@ -1,0 +1,134 @@
+"""Encoders in GGUF files: BERT, RoBERTa, Nomic BERT and ModernBERT as llama.cpp's converter writes them.
+
+A file says nothing of the function of the MLPs, which is that of the published models, and its table of positions has
+no rows of padding. Of classifiers it may have RoBERTa's head, as ``cls`` and ``cls.output`` (pooling_type 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from foreword.models.config import Config
+from foreword.models.encoder_spec import EncoderSpec
+from foreword.models.families.base import GGUF_LAYER, Rows
+from foreword.models.families.encoders import (
+    ENCODER_FAMILIES,
+    EncoderFamily,
+    bert,
+    modernbert,
+    no_head,
+    nomic_bert,
+    qkv_rows,
+    weight_and_bias,
+)
+from foreword.models.keys import Key, Keys, only, only_in_gguf, table
+from foreword.models.pooling import HeadLayer
+
+LABELS = "classifier_labels"
+RANK = 4
+"""The pooling_type of a classifier."""
+_COMMON = (
+    Key("vocab_size", gguf="vocab_size"),
+    Key("hidden_size", gguf="embedding_length"),
+    Key("intermediate_size", gguf="feed_forward_length"),
+    Key("num_hidden_layers", gguf="block_count"),
+    Key("num_attention_heads", gguf="attention.head_count"),
+    Key("max_position_embeddings", gguf="context_length"),
+    only("is_causal", False, gguf="attention.causal"),
+    Key("pooling_type", 0, (0, 1, 2, 3, RANK), gguf="pooling_type", gguf_default=0),
+    Key(LABELS, gguf="classifier.output_labels", kind=list),
+    Key("type_vocab_size", 0),  # the loader takes it from the tensor
+    only_in_gguf("nextn_predict_layers", 0),
+)
+_NAMES = {
+    "embed": "token_embd.weight",
+    "positions": "position_embd.weight",
+    "token_types": "token_types.weight",
+    **weight_and_bias(
+        {
+            "embed_norm": "token_embd_norm",
+            **{name: f"{GGUF_LAYER}attn_{name}" for name in ("q", "k", "v", "qkv")},
+            "o": f"{GGUF_LAYER}attn_output",
+            "attn_norm": f"{GGUF_LAYER}attn_output_norm",
+            **{name: f"{GGUF_LAYER}ffn_{name}" for name in ("gate", "up", "down")},
+            "mlp_norm": f"{GGUF_LAYER}layer_output_norm",
+            "head.0": "cls",
+            "head.1": "cls.output",
+        }
+    ),
+}
+_MODERNBERT_NAMES = {
+    **{name: source for name, source in _NAMES.items() if not name.endswith("_bias")},
+    "attn_norm": f"{GGUF_LAYER}attn_norm.weight",
+    "gate_up": f"{GGUF_LAYER}ffn_up.weight",
+    "mlp_norm": f"{GGUF_LAYER}ffn_norm.weight",
+    "final_norm": "output_norm.weight",
+}
+
+
+def _keys(family: str, **names: str) -> Keys:
+    """Return the keys of a family, with the names that GGUF files have for some of them."""
+    own = ENCODER_FAMILIES[family].keys.values()
+    named = [replace(key, gguf=names[key.name], gguf_default=key.default) for key in own if key.name in names]
+    return table(own, _COMMON, named)
+
+
+def _head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
+    hidden = config.size("hidden_size")
+    return HeadLayer(hidden, hidden, activation="tanh"), HeadLayer(hidden, labels)
+
+
+def _modernbert_rows(spec: EncoderSpec) -> Mapping[str, Rows]:
+    inner = spec.intermediate_size
+    return {**qkv_rows(spec), "gate": Rows("gate_up", 0, inner), "up": Rows("gate_up", inner, 2 * inner)}
+
+
+GGUF_ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
+    "bert": replace(
+        ENCODER_FAMILIES["bert"],
+        spec=bert,
+        keys=_keys("bert", layer_norm_eps="attention.layer_norm_epsilon"),
+        prefix="",
+        names=_NAMES,
+        head=_head,
+        fused=qkv_rows,
+        fused_end=".attn_qkv.weight",
+        unused=(),
+    ),
+    "nomic-bert": replace(
+        ENCODER_FAMILIES["nomic_bert"],
+        spec=nomic_bert,
+        keys=_keys("nomic_bert", layer_norm_eps="attention.layer_norm_epsilon", rope_theta="rope.freq_base"),
+        prefix="",
+        names=_NAMES,
+        fused_end=".attn_qkv.weight",
+        other_names={},
+        unused=(),
+    ),
+    "modern-bert": replace(
+        ENCODER_FAMILIES["modernbert"],
+        spec=modernbert,
+        keys=_keys(
+            "modernbert",
+            norm_eps="attention.layer_norm_epsilon",
+            local_attention="attention.sliding_window",
+            global_attn_every_n_layers="attention.sliding_window_pattern",
+            global_rope_theta="rope.freq_base",
+            local_rope_theta="rope.freq_base_swa",
+        ),
+        prefix="",
+        names=_MODERNBERT_NAMES,
+        fused=_modernbert_rows,
+        head=no_head,
+        unused=(),
+    ),
+}
+"""By ``general.architecture``."""
+
+GGUF_ENCODER_TYPES: Mapping[str, tuple[str, ...]] = {
+    "bert": ("bert", "roberta", "xlm-roberta"),
+    "nomic-bert": ("nomic_bert",),
+    "modern-bert": ("modernbert",),
+}
+"""The types of models that an architecture stands for."""
