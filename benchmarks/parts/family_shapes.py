@@ -106,3 +106,13 @@ SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
                               "num_dense_layers": 1}),
 }  # fmt: skip
 """Family → its ``model_type``, and the keys of its configuration besides `COMMON`."""
+
+WHOLE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "lfm2-350m-random": ("lfm2", {
+        **_ROPE, "vocab_size": 65536, "hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "intermediate_size": 4608, "block_auto_adjust_ff_dim": False,
+        "layer_types": ["full_attention" if i in (2, 5, 8, 10, 12, 14) else "conv" for i in range(16)],
+        "max_position_embeddings": 128000,
+    }),
+}  # fmt: skip
+"""Models with the sizes of published ones, for `benchmarks/peers/run.py --gguf`: name → as `SHAPES`."""

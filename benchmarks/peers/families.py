@@ -4,6 +4,10 @@
 
 It makes the files (8 bit, Q8_0), which needs torch and transformers, and asks the engines in turns. A result, one per
 line: family, weight_format (Foreword's), work, tok_s and llama_cpp_tok_s of processor time, ratio.
+
+    PYTHONPATH=tests:benchmarks python benchmarks/peers/families.py --write lfm2-350m-random FOLDER
+
+writes the file of a model of random weights with the sizes of a published one, for `run.py --gguf`, and ends.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import Any
 
 import environments
 import numpy as np
-from parts.family_shapes import COMMON, SHAPES
+from parts.family_shapes import COMMON, SHAPES, WHOLE
 
 from foreword.models.quants import Quant
 from models import gguf_models, gguf_writer
@@ -36,7 +40,7 @@ def checkpoint(family: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
     import transformers
     from safetensors import safe_open
 
-    model_type, keys = SHAPES[family]
+    model_type, keys = SHAPES.get(family) or WHOLE[family]
     values = {**COMMON, **keys, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
     transformers.utils.logging.disable_progress_bar()
     config = transformers.AutoConfig.for_model(model_type, **values)
@@ -106,7 +110,12 @@ def main() -> None:
     parser.add_argument("--only", default=ONLY, help="families, separated by commas")
     parser.add_argument("--turns", type=int, default=2, help="measured runs of each engine, after one to warm up")
     parser.add_argument("--peers", type=Path, default=environments.DEFAULT_DIRECTORY)
+    parser.add_argument("--write", nargs=2, metavar=("MODEL", "FOLDER"), help=f"one of {', '.join(WHOLE)}")
     args = parser.parse_args()
+    if args.write:
+        model, folder = args.write
+        write(model, Path(folder) / f"{model}-q8_0.gguf")
+        return
     llama_cpp = environments.ensure(args.peers, "xllamacpp")
     for family in args.only.split(","):
         with tempfile.TemporaryDirectory() as folder:

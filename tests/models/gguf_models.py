@@ -765,7 +765,7 @@ def metadata(config):
         pattern = [kind == "sliding_attention" for kind in types]
         found["olmo2.attention.sliding_window_pattern"] = ("[bool]", pattern)
     size = config["vocab_size"]
-    tokens = [chr(0x100 + i) for i in range(size - 1)]
+    tokens = [chr(0x100 + i) if i < 0xD000 else f"token {i}" for i in range(size - 1)]
     return found | {
         "tokenizer.ggml.model": ("str", "gpt2"), "tokenizer.ggml.pre": ("str", "gpt-2"),
         "tokenizer.ggml.tokens": ("[str]", [*tokens, tokens[0] + tokens[1]]),
