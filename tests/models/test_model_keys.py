@@ -35,17 +35,15 @@ PER_LAYER_TYPE = {
     "modernbert",
     "olmo3",
 }  # their types of layers have their own rotary embeddings
-WITH_ATTENTION = {
-    "bamba": {"attn_layer_indices": [1]},
-    "granitemoehybrid": {"layer_types": ["full_attention", *["linear_attention"] * 31]},
+COMPLETED = {
     "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
     "lfm2_moe": {"layer_types": ["full_attention", *["conv"] * 31]},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "glm4_moe": {"head_dim": 128},
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
 }
-"""Where the defaults of a reference are of a model that is refused: without attention, with experts, without their
-number or their number per token, or with an odd number of dimensions that rotate.
+"""Where the defaults of a reference are of a model that is refused: without kinds of layers, with experts, without
+their number or their number per token, or with an odd number of dimensions that rotate.
 """
 DENSE = {f"*.{name}_feat_{side}" for name in GGUF_DENSE for side in ("in", "out")}
 LOADER = {"architectures", "model_type"}  # which choose the family
@@ -54,7 +52,7 @@ PATH = Path("config.json")
 
 def base(model_type):
     """The configuration that transformers writes for the defaults of a family."""
-    return REFERENCE["families"][model_type]["defaults"] | WITH_ATTENTION.get(model_type, {})
+    return REFERENCE["families"][model_type]["defaults"] | COMPLETED.get(model_type, {})
 
 
 def undeclared(model_type, defaults):

@@ -61,6 +61,7 @@ _OWN_ROTARY = ("mellum", "lfm3", "gemma4_text", "gemma4_unified_text", "gptj", "
 LISTS = {
     "mlp_only_layers": [[]],
     "moe_layers": [[]],
+    "attn_layer_indices": [[]],
     ("llama4_text", "no_rope_layers"): [[]],
     **{(name, "rope_scaling"): [] for name in ("mellum", "gptj", "codegen", "cohere2_moe")},
     **{(name, "rope_parameters"): [] for name in _OWN_ROTARY},

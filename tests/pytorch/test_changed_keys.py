@@ -12,12 +12,13 @@ pytest.importorskip("transformers")
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from foreword import LLM, SamplingParams
 from foreword.errors import ModelError
 from foreword.models.families import FAMILIES
 from foreword.models.keys import WITHOUT_EFFECT
 from foreword.models.loader import load_model
 from models.recorded import TINY
-from models.running import all_logits, whole
+from models.running import EXECUTORS, FLOATS, all_logits, in_chunks, whole
 from models.test_model_keys import REFERENCE
 from models.tiny import write_model
 
@@ -96,7 +97,8 @@ def of_transformers(folder):
             model.save_pretrained(folder)
             (folder / "config.json").write_text(written)
             model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
-            return model.eval()(torch.tensor([TEXT])).logits[0].numpy()
+            # Its caches need a layer with attention.
+            return model.eval()(torch.tensor([TEXT]), use_cache=False).logits[0].numpy()
     except Exception:  # a value that it does not take raises errors of any type
         return None
 
@@ -128,3 +130,33 @@ def test_each_key_changed_alone_is_computed_as_by_transformers_or_refused(tmp_pa
         counts["equal"] += 1
     assert counts["equal"] > 20
     assert counts["refused"] > 2
+
+
+TYPES = "layer_types"
+ONE_KIND = {
+    "bamba": [{"attn_layer_indices": []}, {"attn_layer_indices": [0, 1, 2, 3]}],
+    "nemotron-h": [{"layers_block_type": [kind, "mlp", kind]} for kind in ("linear_attention", "full_attention")],
+    **{name: [{TYPES: [kind] * 4} for kind in ("conv", "full_attention")] for name in ("lfm2", "lfm2-moe")},
+    **{
+        name: [{TYPES: [kind] * 4} for kind in ("linear_attention", "full_attention")]
+        for name in ("qwen3-next", "qwen3_5", "qwen3_5-moe", "granite-hybrid", "granite-hybrid-dense")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changed"), [(name, one) for name, every in ONE_KIND.items() for one in every])
+def test_a_model_of_two_kinds_of_layers_may_have_one_of_them_alone(tmp_path, name, changed):
+    """As tiny models have whose few layers come before the first one of the other kind."""
+    folder = write_model(tmp_path / "model", {**TINY[name]["config"], **changed}, {})
+    want = of_transformers(folder)
+    assert want is not None
+    for executor in EXECUTORS:
+        [got] = all_logits(load_model(folder), [TEXT], in_chunks([TEXT], [5, 1]), executor, block_size=4)
+        np.testing.assert_allclose(got, want, atol=2e-3)
+    for executor, floats in FLOATS.items():
+        with LLM(folder, executor=executor, block_size=4, max_num_batched_tokens=6, max_model_len=24, **floats) as llm:
+            greedy = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+            for _ in range(2):  # the second time the prefix is in the cache
+                prompts = [TEXT[:n] for n in (14, 9, 1)]
+                tokens = [output.outputs[0].token_ids[0] for output in llm.generate(prompts, greedy)]
+                assert tokens == [int(want[len(prompt) - 1].argmax()) for prompt in prompts]

@@ -82,14 +82,13 @@ def _layers(config: Config, recurrent: RecurrentSpec) -> tuple[LayerSpec, ...]:
     if listed and (len(listed) < num_layers(config) or not all(type(one) in (bool, int) for one in listed)):
         raise config.error(f"{_RECURRENT} {listed!r:.80} does not say of each layer whether it is", USE_ITS_CONFIG)
     linear = layers_of(config, "linear_attention", lambda i: bool(listed[i]) if listed else (i + 1) % every > 0)
-    if not any(linear):
-        raise config.error("all layers are attention layers", "Use a model that has both kinds")
-    return mixed_layers(config, [not one for one in linear], recurrent, rope(config))
+    return mixed_layers(config, [not one for one in linear], recurrent if any(linear) else None, rope(config))
 
 
 def _fused_qwen3_next(spec: DecoderSpec) -> Mapping[str, Rows]:
     """Return the rows of in_proj_qkvz, which stacks q, k, v, z by key head, and of in_proj_ba with beta, dt."""
-    recurrent = recurrent_of(spec)
+    if (recurrent := recurrent_of(spec)) is None:
+        return _fused_gate(spec)
     per_key = recurrent.num_heads // recurrent.num_key_heads
     values = per_key * recurrent.value_dim
     qkvz = [("q", recurrent.key_dim), ("k", recurrent.key_dim), ("v", values), ("z", values)]
@@ -113,7 +112,8 @@ def _qwen3_next_in_gguf(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 def _fused_qkv(spec: DecoderSpec, source: str) -> Mapping[str, Rows]:
     """Return the rows of q, k and v of the whole layer."""
-    return stacked(source, list(recurrent_of(spec).parts))
+    recurrent = recurrent_of(spec)
+    return {} if recurrent is None else stacked(source, list(recurrent.parts))
 
 
 def _fused_qwen3_5(spec: DecoderSpec) -> Mapping[str, Rows]:

@@ -83,8 +83,10 @@ def granite_hybrid(config: Config) -> DecoderSpec:
     heads, types = config.value("num_key_value_heads"), config.sequence("layer_types")
     if isinstance(heads, list):  # a number for each layer of a GGUF file
         attends = [one != 0 for one in heads]
+    elif config.value("layer_types") is None:
+        attends = [False] * count
     else:
-        attends = [one in ("attention", "full_attention") for one in types] if types else [False] * count
+        attends = [one in ("attention", "full_attention") for one in types]
     if config.prefix:
         rotates = rope_parameters(config).get("finetuned") is True
     else:
@@ -125,12 +127,8 @@ def _fused_hybrid(spec: DecoderSpec) -> Mapping[str, Rows]:
         f"{part}gate": Rows("gate_up", 0, inner),
         f"{part}up": Rows("gate_up", inner, 2 * inner),
         **(_fused_experts(spec) if moe else {}),
-        **_fused_states(spec),
+        **fused_mamba(spec),
     }
-
-
-def _fused_states(spec: DecoderSpec) -> Mapping[str, Rows]:
-    return fused_mamba(spec) if spec.state_size else {}
 
 
 def _shared_key(default: int | None) -> Key:
@@ -251,6 +249,6 @@ FAMILIES = {
         gguf="granitehybrid",
         gguf_names=STATE_NAMES_IN_GGUF,
         gguf_interleaved=True,
-        gguf_fused=_fused_states,
+        gguf_fused=fused_mamba,
     ),
 }

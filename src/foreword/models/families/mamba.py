@@ -48,16 +48,17 @@ def bamba(config: Config) -> DecoderSpec:
     """Return a spec whose ``attn_layer_indices`` have attention that rotates half of each head; others are Mamba 2."""
     listed = config.indices("attn_layer_indices", count := num_layers(config))
     attends = [i in listed for i in range(count)]
-    if all(attends):
-        raise config.error("all layers are attention layers", "Use a model that has both kinds")
     if (part := config.get(PARTIAL_ROTARY.name, float)) != _PART:  # the reference reads that of rope_parameters alone
         raise config.refused(PARTIAL_ROTARY.name, part)
-    return decoder(config, "bamba", mixed_layers(config, attends, mamba2(config), rope(config)))
+    return decoder(
+        config, "bamba", mixed_layers(config, attends, None if all(attends) else mamba2(config), rope(config))
+    )
 
 
 def fused_mamba(spec: DecoderSpec) -> Mapping[str, Rows]:
     """Return the rows of in_proj, which stacks z, v, k, q and dt."""
-    recurrent = recurrent_of(spec)
+    if (recurrent := recurrent_of(spec)) is None:
+        return {}
     return stacked("in_proj", [("z", recurrent.num_values), *recurrent.parts, ("dt", recurrent.num_heads)])
 
 

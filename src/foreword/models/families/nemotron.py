@@ -34,8 +34,8 @@ def nemotron_h(config: Config) -> DecoderSpec:
         raise config.error(reason, "Use a model with layers of these kinds")
     if (count := config.optional("num_hidden_layers", int)) not in (None, len(kinds)):
         raise config.error(f"num_hidden_layers = {count}, but {len(kinds)} kinds are given", USE_ITS_CONFIG)
-    if "attention" not in kinds or "mamba" not in kinds:
-        raise config.error("the model has not both mamba and attention layers", "Use a model that has both")
+    if not {"attention", "mamba"} & set(kinds):
+        raise config.error("the model has neither mamba nor attention layers", "Use a model that has one of them")
     if not config.prefix and config.get("tie_word_embeddings", bool):
         reason = "tie_word_embeddings = True, while the head of this family is a tensor of its own"
         raise config.error(reason, "Use a model with tie_word_embeddings = False")

@@ -12,12 +12,10 @@ def mixed_layers(
     config: Config, attends: list[bool], recurrent: RecurrentSpec | None, rotary: RopeSpec | None
 ) -> tuple[LayerSpec, ...]:
     """Return layers with attention where ``attends``, the others with a state. recurrent: None if all have attention.
-    Raise ModelError if no layer has attention, or sizes do not fit.
+    Raise ModelError if sizes do not fit.
     """
     if len(attends) != (count := num_layers(config)):
         raise config.error(f"the kinds of {len(attends)} layers are given, the model has {count}", USE_ITS_CONFIG)
-    if not any(attends):
-        raise config.error("all layers are recurrent layers", "Use a model that has attention layers, too")
     if recurrent is not None:
         check_state(config, recurrent)
     attention = LayerSpec(rotary)
@@ -33,9 +31,9 @@ def check_state(config: Config, recurrent: RecurrentSpec) -> None:
         raise config.error(f"a recurrent layer has a state of {recurrent.state_size} numbers", USE_ITS_CONFIG)
 
 
-def recurrent_of(spec: DecoderSpec) -> RecurrentSpec:
-    """Return the state of the recurrent layers."""
-    return next(layer.recurrent for layer in spec.layers if layer.recurrent)
+def recurrent_of(spec: DecoderSpec) -> RecurrentSpec | None:
+    """Return the state of the recurrent layers; None if all layers have attention."""
+    return next((layer.recurrent for layer in spec.layers if layer.recurrent), None)
 
 
 def stacked(source: str, sizes: list[tuple[str, int]], *, repeats: bool = False) -> dict[str, Rows]:
