@@ -340,3 +340,32 @@ def test_an_error_names_the_key_that_the_file_has(tmp_path, name, key, value):
     path = as_gguf(tmp_path, name, {f"{architecture}.{key}": value})
     with pytest.raises(ModelError, match=rf"model\.gguf: {re.escape(architecture)}\.{re.escape(key)} "):
         load_model(path)
+
+
+@pytest.mark.parametrize("name", ["granite-hybrid", "nemotron-h", "falcon-h1"])
+def test_convolutions_of_states_may_have_no_bias(tmp_path, name):
+    key = "use_conv_bias" if name == "nemotron-h" else "mamba_conv_bias"
+    config = {**TINY[name]["config"], key: False}
+    shapes = {name: shape for name, shape in TINY[name]["shapes"].items() if not name.endswith("conv1d.bias")}
+    assert_same_as_directory(tmp_path, config, random_tensors(shapes))
+
+
+@pytest.mark.parametrize("name", ["lfm2", "granite-hybrid"])
+def test_no_layer_needs_attention(tmp_path, name):
+    """Such a file has no key/value heads in any layer."""
+    tiny, layer = TINY[name], re.compile(r"model\.layers\.\d+\.")
+    kind = "conv" if name == "lfm2" else "linear_attention"
+    first = {layer.sub("", name): shape for name, shape in tiny["shapes"].items() if name.startswith("model.layers.0.")}
+    shapes = {name: shape for name, shape in tiny["shapes"].items() if not layer.match(name)}
+    shapes |= {f"model.layers.{i}.{name}": shape for i in range(4) for name, shape in first.items()}
+    assert_same_as_directory(tmp_path, {**tiny["config"], "layer_types": [kind] * 4}, random_tensors(shapes))
+
+
+def assert_same_as_directory(tmp_path, config, tensors):
+    """A file gives the logits of a directory with the same tensors."""
+    text = np.random.default_rng(5).integers(3, config["vocab_size"], 14).tolist()
+    directory = load_model(write_model(tmp_path / "directory", config, tensors))
+    model = load_model(write(tmp_path / "model.gguf", config, tensors))
+    [want] = all_logits(directory, [text], in_chunks([text], [len(text)]))
+    [found] = all_logits(model, [text], in_chunks([text], [5, 1]))
+    np.testing.assert_allclose(found, want, atol=1e-4)

@@ -224,6 +224,7 @@ _TOLD_BY_TENSORS: Mapping[str, str | tuple[str, ...]] = {
     "mlp_bias": ".ffn_down.bias",
     "use_qk_norm": ".attn_q_norm.weight",
     "mamba_rms_norm": ".ssm_norm.weight",
+    **dict.fromkeys(("mamba_conv_bias", "use_conv_bias"), ".ssm_conv1d.bias"),
     "new_decoder_architecture": ".attn_norm_2.weight",
 }
 """Keys that GGUF files do not have: whether a layer has this tensor."""

@@ -374,7 +374,9 @@ def kv_heads(config: Config, heads: int) -> int:
     value = config.value("num_key_value_heads")
     if not isinstance(value, list):
         return heads if value is None else config.size("num_key_value_heads")
-    if not all(type(n) is int and n >= 0 for n in value) or len(found := set(value) - {0}) != 1:
+    are_counts = value and all(type(n) is int and n >= 0 for n in value)
+    found = (set(value) - {0} or {heads}) if are_counts else set()
+    if len(found) != 1:
         reason = f"{config.label('num_key_value_heads')} {value!r:.80} are not one number or 0 each"
         raise config.error(reason, USE_ITS_CONFIG)
     return min(int(*found), 1 << 28)
