@@ -21,7 +21,7 @@ from foreword.executors.transformers.media import TransformersEncoder
 from foreword.media import MediaLimits
 from foreword.media.parts import take_media
 from models.seeing import CONVERSATIONS, IMAGES, PART_A, image
-from pytorch.vision_models import MODELS, conversation_tokens, load, save
+from pytorch.vision_models import MODELS, MROPE, conversation_tokens, load, save
 
 SEEING = (
     "qwen2-vl",
@@ -75,6 +75,16 @@ def test_conversations_with_images_get_the_tokens_of_transformers(tmp_path, name
     tokens = expected(tmp_path, texts)
     assert len({tuple(one) for one in tokens}) > 3
     assert found == [tokens] * len(found)
+
+
+@pytest.mark.parametrize("sections", [[3, 1, 0], [4, 0, 0]])
+def test_no_pair_need_be_rotated_by_the_column_of_a_vector(tmp_path, monkeypatch, sections):
+    """As in a head with few pairs, of which the last components have none."""
+    monkeypatch.setitem(MROPE, "mrope_section", sections)
+    with LLM(saved(tmp_path, "qwen2-vl"), executor="numpy", max_model_len=160) as llm:
+        outputs = llm.chat(CONVERSATIONS, GREEDY, progress=False)
+    tokens = expected(tmp_path, [output.prompt for output in outputs])
+    assert [output.outputs[0].token_ids for output in outputs] == tokens
 
 
 @pytest.mark.parametrize(

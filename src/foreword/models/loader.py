@@ -293,6 +293,7 @@ def _with_images(loaded: LoadedModel, images: LoadedVision, source: Path) -> Loa
     if reason:
         raise ModelError(f"{source}: {reason}. Use encoder and decoder of the same model")
     unread = (*(key for key in loaded.unread_keys if key not in images.known), *images.unread)
+    images = replace(images, num_axes=spec.mrope_dims)
     return replace(loaded, spec=spec, images=images, unread_keys=tuple(dict.fromkeys(unread)))
 
 

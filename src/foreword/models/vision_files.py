@@ -75,6 +75,7 @@ class ImageProcessing:
 class LoadedVision:
     """The encoder of images of a model. token_id: of the tokens that have vectors. unread: keys of its configurations
     that have no influence. known: those of the configuration of the model that the encoder has, or nothing needs.
+    num_axes: the first numbers of the rotary position of a vector, its time, row and column, that the decoder reads.
     """
 
     spec: VisionSpec
@@ -83,6 +84,7 @@ class LoadedVision:
     unread: tuple[str, ...]
     processing: ImageProcessing
     known: frozenset[str] = frozenset()
+    num_axes: int = 3
 
 
 def read_vision(

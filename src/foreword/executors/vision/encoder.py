@@ -86,8 +86,9 @@ class ImageEncoder:
         found = vector_prompt(text, media, self._places, self.cache, encode, lambda: self._width)
         if not self.spec.is_placed:
             return MediaPrompt(found.token_ids, found.is_token, found.embeds, None, 0)
-        placed = placed_positions(found.is_token, [one.grid for one in found.encoded])
-        return MediaPrompt(found.token_ids, found.is_token, found.embeds, *placed)
+        positions, delta = placed_positions(found.is_token, [one.grid for one in found.encoded])
+        positions = positions[: self._loaded.num_axes]
+        return MediaPrompt(found.token_ids, found.is_token, found.embeds, positions, delta)
 
     def vectors(self, pixels: F32) -> F32:
         """Return the vectors of tiles [n, 3, height, width] with their features, float32 [n, vectors of each,
