@@ -79,7 +79,7 @@ def test_conversations_with_images_get_the_tokens_of_transformers(tmp_path, name
 
 @pytest.mark.parametrize("sections", [[3, 1, 0], [4, 0, 0]])
 def test_no_pair_need_be_rotated_by_the_column_of_a_vector(tmp_path, monkeypatch, sections):
-    """As in a head with few pairs, of which the last components have none."""
+    """A head with few pairs has none for the last components."""
     monkeypatch.setitem(MROPE, "mrope_section", sections)
     with LLM(saved(tmp_path, "qwen2-vl"), executor="numpy", max_model_len=160) as llm:
         outputs = llm.chat(CONVERSATIONS, GREEDY, progress=False)

@@ -13,7 +13,6 @@ _REASONS: Mapping[str, str] = {
         roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod""",
     "positions are sinusoidal, relative, or biases of attention": "bloom cpmant ctrl mpt reformer xglm xlm xlnet",
     "norms of the sums after attention and MLP": "openai-gpt",
-    "no family reads its files yet; a `DecoderSpec` can describe its layers": "cohere_compass_text",
     "only the attention of the last layer has a bias": "gpt_neox_japanese",
     "sparse attention: an indexer chooses the keys that a query sees": """
         axk2 deepseek_v32 deepseek_v4 dots3_note dots3_note_text glm_moe_dsa hy_v4 minimax_m3_vl_text qwen4_exp

@@ -242,6 +242,14 @@ MODELS = {
     "cohere2": transformers.Cohere2Config(
         **SIZES, logit_scale=0.4, sliding_window=6, tie_word_embeddings=False, rope_parameters=ROPE
     ),
+    "cohere-compass": transformers.CohereCompassTextConfig(
+        **SIZES, logit_scale=0.4, sliding_window=6, tie_word_embeddings=False,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={"sliding_attention": {**ROPE, "mrope_section": [2, 1, 1]}, "full_attention": None},
+    ),
+    "cohere-compass-plain": transformers.CohereCompassTextConfig(
+        **SIZES, attention_bias=True, rope_parameters={"full_attention": {**ROPE, "mrope_section": [2, 1, 1]}}
+    ),
     "olmo": transformers.OlmoConfig(**SIZES, rope_parameters=ROPE),
     "hunyuan": transformers.HunYuanDenseV1Config(
         **SIZES, head_dim=12, rope_parameters={**ROPE, "rope_type": "dynamic", "factor": 1.0, "alpha": 3.0}

@@ -84,6 +84,7 @@ GGUF_FAMILIES: Mapping[str, Family] = {
 TEXT_MODELS: Mapping[str, str] = {
     "llama4": "llama4_text",
     "aria": "aria_text",
+    "cohere_compass": "cohere_compass_text",
     "mistral3": "mistral",
     **{name: f"{name}_text" for name in ("gemma3n", "gemma4", "gemma4_unified")},
     **{name: family.text for name, family in VISION_FAMILIES.items()},

@@ -1,9 +1,10 @@
-"""Cohere's Command and Aya: MLP and attention read the same input. Command R7B and A: windows, and layers without
-rotation.
+"""Cohere's Command and Aya: MLP and attention read the same input. Command R7B and A, North Micro: windows, and layers
+without rotation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from foreword.models.families.base import (
 )
 from foreword.models.families.deepseek import ROUTED_NAMES, sparse_flags
 from foreword.models.keys import Key, only, only_in_gguf, table
-from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
 
 
 def cohere(config: Config) -> DecoderSpec:
@@ -64,6 +65,35 @@ def cohere2_moe(config: Config) -> DecoderSpec:
     return _decoder(config, "cohere2_moe", layers, intermediate_size=inner, **norms)
 
 
+def cohere_compass(config: Config) -> DecoderSpec:
+    """Return the spec of North Micro's text model, whose types of layers may each have a rotation of their own, or
+    none. Texts are at the same place in all sections of positions.
+    """
+    spans = windows(config, lambda i: False)
+    given = config.value("rope_parameters")
+    if isinstance(given, Mapping):
+        plain = {kind: _without_sections(value) for kind, value in _without_sections(given).items()}
+        config = config.with_values({"rope_parameters": plain})
+    rotary = {
+        span: _rotation(config, "sliding_attention" if span else "full_attention") for span in dict.fromkeys(spans)
+    }
+    scale = 1.0 if config.value("logit_scale") is None else config.positive("logit_scale")
+    layers = tuple(LayerSpec(rotary[span], span) for span in spans)
+    return _decoder(config, "cohere_compass_text", layers, logit_scale=scale)
+
+
+def _without_sections(value: Any) -> Any:
+    sections = ("mrope_section", "mrope_interleaved")
+    return {key: one for key, one in value.items() if key not in sections} if isinstance(value, Mapping) else value
+
+
+def _rotation(config: Config, kind: str) -> RopeSpec | None:
+    given = config.value("rope_parameters")
+    if not isinstance(given, Mapping) or not given.keys() & {"full_attention", "sliding_attention"}:
+        return rope(config)
+    return None if given.get(kind) is None else rope(config, kind)
+
+
 def _experts(config: Config) -> MoeSpec:
     """Return the experts, and the shared ones as one. A softmax is of the chosen experts alone."""
     inner, is_softmax = config.size("intermediate_size"), config.value(_SELECTION) == "softmax"
@@ -78,7 +108,9 @@ def _experts(config: Config) -> MoeSpec:
 
 
 def _decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **differences: Any) -> DecoderSpec:
-    own = {"layer_norm": True, "parallel_mlp": True, "logit_scale": config.positive("logit_scale"), **differences}
+    own: dict[str, Any] = {"layer_norm": True, "parallel_mlp": True, **differences}
+    if "logit_scale" not in own:
+        own["logit_scale"] = config.positive("logit_scale")
     return decoder(config, architecture, layers, eps="layer_norm_eps", **own)
 
 
@@ -130,5 +162,19 @@ FAMILIES = {
         names=ROUTED_NAMES,
         constants=_NO_BIASES,
         interleaved=True,
+    ),
+    "cohere_compass_text": Family(
+        "North Micro",
+        cohere_compass,
+        table(
+            *(
+                _COMMON,
+                WINDOWS,
+                [Key("logit_scale", kind=float), only("pooling", None, "eos"), Key(_PATTERN, kind=int)],
+            ),
+            tie_word_embeddings=True,
+            sliding_window=4096,
+        ),
+        constants=_NO_BIASES,
     ),
 }
