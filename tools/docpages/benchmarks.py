@@ -171,6 +171,10 @@ def _tables(runs: Sequence[Run]) -> dict[str, tuple[Sequence[str], list[Sequence
             ("machine", "model", "engine", "weights", *FIGURES, "memory, MB"),
             [row for run in newest(runs, "larger-model") for row in _by_model(run, FIGURES)],
         ),
+        "hybrid": (
+            ("machine", "model", "engine", "weights", *FIGURES, "memory, MB"),
+            [row for run in newest(runs, "hybrid") for row in _by_model(run, FIGURES)],
+        ),
         "host": (
             ("machine", *(result["workload"] for result in host[0].results)),
             [(run.machine, *(_pair(*reversed(_host(result))) for result in run.results)) for run in host],
