@@ -11,6 +11,16 @@ namespace {
 
 constexpr int kScanVectors = 4, kScanTokens = kLanes == 16 ? 4 : 2;
 
+// The scales of states for which their matrices are not multiplied: values divided by them are far from infinity.
+constexpr float kLeastScale = 0x1p-40f;
+FW_INLINE bool is_kept(float scale) { return scale >= kLeastScale && scale <= 1.f; }
+
+FW_INLINE size_t matrix_floats(const StateScan &s) { return size_t(s.key_dim) * size_t(s.padded_value_dim); }
+
+[[gnu::noinline]] void scale_matrix(const float *from, float scale, int size, float *to) {
+  for (int i = 0; i < size; i += kLanes) store(to + i, mul(set1(scale), load(from + i)));
+}
+
 // `size` floats at `from`, and zeros, in `N` vectors.
 template <int N>
 FW_INLINE void load_part(const float *from, int size, F32 (&out)[N]) {
@@ -30,7 +40,8 @@ FW_INLINE void store_part(const F32 (&v)[N], int size, float *to) {
   if (out == part) std::memcpy(to, part, sizeof(float) * size_t(size));
 }
 
-// The values [column, column + N kLanes) of all tokens. They do not depend on the other values of the head.
+// The values [column, column + N kLanes) of all tokens. They do not depend on the other values of the head. The state
+// is S = c X: the decay of a token is that of the scale c, until c is too small and multiplied into the matrix X.
 template <int N>
 struct Columns {
   static constexpr int kWidth = N * kLanes;
@@ -40,25 +51,38 @@ struct Columns {
   float *const state = s.state + size_t(s.key_dim) * size_t(column);
   const int width = smaller(s.value_dim - column, kWidth);
 
-  FW_INLINE F32 decay(int t) const { return set1(s.decay[size_t(t) * s.scalar_stride]); }
-  FW_INLINE F32 write(int t) const { return set1(s.write[size_t(t) * s.scalar_stride]); }
+  FW_INLINE float write(int t) const { return s.write[size_t(t) * s.scalar_stride]; }
+  FW_INLINE float decayed(float scale, int t) const { return scale * s.decay[size_t(t) * s.scalar_stride]; }
   FW_INLINE const float *key(int t) const { return s.k + size_t(t) * s.stride; }
   FW_INLINE const float *query(int t) const { return s.q + size_t(t) * s.stride; }
 
-  // S = S decay + k (write v)ᵀ, out = Sᵀ q + skip v for the vectors [first, first + M) of the tokens [t, t + T): a
-  // number of the state is in a register meanwhile.
+  // The matrix that the token t changes, and its scale. scale: that of the state before the token.
+  struct Scaled {
+    const float *matrix;
+    float scale;
+  };
+  FW_INLINE Scaled decay(float scale, int t) const {
+    const float *from = t == 0 ? before : state;
+    scale = decayed(scale, t);
+    if (is_kept(scale)) return {from, scale};
+    scale_matrix(from, scale, s.key_dim * kWidth, state);
+    return {state, 1.f};
+  }
+
+  // X += k (write v / c)ᵀ, out = c Xᵀ q + skip v for the vectors [first, first + M) of the tokens [t, t + T) with their
+  // scales c: a number of the matrix is in a register meanwhile.
   template <int M, int T>
-  FW_INLINE void mamba2(int t, int first) const {
-    const float *from = (t == 0 ? before : state) + first * kLanes;
+  FW_INLINE void mamba2(const float *matrix, const float *scales, int t, int first) const {
+    const float *from = matrix + first * kLanes;
     float *to = state + first * kLanes;
     const int at = column + first * kLanes, count = smaller(s.value_dim - at, M * kLanes);
-    F32 added[T][M], out[T][M], decays[T];
+    F32 added[T][M], out[T][M];
     FW_UNROLL for (int j = 0; j < T; ++j) {
-      load_part(s.v + size_t(t + j) * s.stride + at, count, out[j]);
-      decays[j] = decay(t + j);
+      load_part(s.v + size_t(t + j) * s.stride + at, count, added[j]);
+      const F32 factor = set1(write(t + j) / scales[j]);
       FW_UNROLL for (int n = 0; n < M; ++n) {
-        added[j][n] = mul(write(t + j), out[j][n]);
-        out[j][n] = mul(set1(s.skip), out[j][n]);
+        added[j][n] = mul(factor, added[j][n]);
+        out[j][n] = set1(0.f);
       }
     }
     for (int i = 0; i < s.key_dim; ++i) {
@@ -67,54 +91,81 @@ struct Columns {
       FW_UNROLL for (int j = 0; j < T; ++j) {
         const F32 k = set1(key(t + j)[i]), q = set1(query(t + j)[i]);
         FW_UNROLL for (int n = 0; n < M; ++n) {
-          value[n] = fma(decays[j], value[n], mul(k, added[j][n]));
+          value[n] = fma(k, added[j][n], value[n]);
           out[j][n] = fma(q, value[n], out[j][n]);
         }
       }
       FW_UNROLL for (int n = 0; n < M; ++n) store(to + i * kWidth + n * kLanes, value[n]);
     }
-    FW_UNROLL for (int j = 0; j < T; ++j) store_part(out[j], count, s.out + size_t(t + j) * s.out_stride + at);
+    FW_UNROLL for (int j = 0; j < T; ++j) {
+      F32 v[M];
+      load_part(s.v + size_t(t + j) * s.stride + at, count, v);
+      FW_UNROLL for (int n = 0; n < M; ++n) v[n] = fma(set1(scales[j]), out[j][n], mul(set1(s.skip), v[n]));
+      store_part(v, count, s.out + size_t(t + j) * s.out_stride + at);
+    }
   }
 
-  // One pass over the state per token computes it and Sᵀ k of the token that follows.
-  FW_INLINE void gated_delta() const {
-    F32 known[N];  // Sᵀ k, with the state before the token
+  // Returns the scale of the state after the last token.
+  FW_INLINE float mamba2() const {
+    constexpr int kPart = N > 1 ? 2 : 1;
+    float scale = s.before[matrix_floats(s)];
+    for (int t = 0; t < s.num_tokens;) {
+      float scales[kScanTokens], last = scale;
+      bool are_kept = t + kScanTokens <= s.num_tokens;
+      for (int j = 0; are_kept && j < kScanTokens; ++j) {
+        scales[j] = last = decayed(last, t + j);
+        are_kept = is_kept(last);
+      }
+      if (are_kept) {
+        for (int n = 0; n < N && column + n * kLanes < s.value_dim; n += kPart) {
+          mamba2<kPart, kScanTokens>(t == 0 ? before : state, scales, t, n);
+        }
+        scale = last;
+        t += kScanTokens;
+      } else {
+        const Scaled x = decay(scale, t);
+        mamba2<N, 1>(x.matrix, &x.scale, t++, 0);
+        scale = x.scale;
+      }
+    }
+    return scale;
+  }
+
+  // As mamba2. One pass over the matrix per token computes it and Xᵀ k of the token that follows.
+  FW_INLINE float gated_delta() const {
+    float scale = s.before[matrix_floats(s)];
+    F32 known[N];  // Xᵀ k, with the matrix before the token
     FW_UNROLL for (int n = 0; n < N; ++n) known[n] = set1(0.f);
     for (int i = 0; i < s.key_dim; ++i) {
       const F32 k = set1(key(0)[i]);
       FW_UNROLL for (int n = 0; n < N; ++n) known[n] = fma(k, load(before + i * kWidth + n * kLanes), known[n]);
     }
     for (int t = 0; t < s.num_tokens; ++t) {
-      const float *from = t == 0 ? before : state;
       const float *k = key(t), *q = query(t), *following = key(smaller(t + 1, s.num_tokens - 1));
-      const F32 decay = this->decay(t);
+      const F32 known_scale = set1(decayed(scale, t));
+      const Scaled x = decay(scale, t);
+      scale = x.scale;
+      const F32 factor = set1(write(t) / scale);
       F32 added[N], out[N];
       load_part(s.v + size_t(t) * s.stride + column, width, added);
       FW_UNROLL for (int n = 0; n < N; ++n) {
-        added[n] = mul(write(t), sub(added[n], mul(decay, known[n])));
+        added[n] = mul(factor, sub(added[n], mul(known_scale, known[n])));
         known[n] = out[n] = set1(0.f);
       }
       for (int i = 0; i < s.key_dim; ++i) {
         const F32 ki = set1(k[i]), qi = set1(q[i]), next = set1(following[i]);
         FW_UNROLL for (int n = 0; n < N; ++n) {
-          const F32 value = fma(ki, added[n], mul(decay, load(from + i * kWidth + n * kLanes)));
+          // Not fused: processors of AMD have other units for additions, whose registers stores do not read.
+          const F32 value = add(load(x.matrix + i * kWidth + n * kLanes), mul(ki, added[n]));
           store(state + i * kWidth + n * kLanes, value);
           out[n] = fma(qi, value, out[n]);
           known[n] = fma(next, value, known[n]);
         }
       }
+      FW_UNROLL for (int n = 0; n < N; ++n) out[n] = mul(set1(scale), out[n]);
       store_part(out, width, s.out + size_t(t) * s.out_stride + column);
     }
-  }
-
-  FW_INLINE void run() const {
-    if (s.gated_delta) return gated_delta();
-    int t = 0;
-    constexpr int kPart = N > 1 ? 2 : 1;
-    for (; t + kScanTokens <= s.num_tokens; t += kScanTokens) {
-      for (int n = 0; n < N && column + n * kLanes < s.value_dim; n += kPart) mamba2<kPart, kScanTokens>(t, n);
-    }
-    for (; t < s.num_tokens; ++t) mamba2<N, 1>(t, 0);
+    return scale;
   }
 };
 
@@ -157,11 +208,14 @@ void convolve(const Convolution &c) {
 
 void scan_state(const StateScan &s) {
   constexpr int kWidth = kScanVectors * kLanes;
+  float scale = 0.f;  // the same of all columns
+  auto run = [&](auto columns) FW_LAMBDA { scale = s.gated_delta ? columns.gated_delta() : columns.mamba2(); };
   int column = 0;
   for (; column < s.value_dim && column + kWidth <= s.padded_value_dim; column += kWidth) {
-    Columns<kScanVectors>{s, column}.run();
+    run(Columns<kScanVectors>{s, column});
   }
-  for (; column < s.value_dim; column += kLanes) Columns<1>{s, column}.run();
+  for (; column < s.value_dim; column += kLanes) run(Columns<1>{s, column});
+  s.state[matrix_floats(s)] = scale;
 }
 
 void norm_parts(const float *x, const float *weight, size_t weight_stride, int parts, int size, float eps, float *out) {

@@ -13,6 +13,7 @@ from foreword.engine import Engine
 from foreword.engine.config import engine_config
 from foreword.engine.speculation import SpeculationConfig
 from foreword.executors.pool import batch_groups
+from foreword.models.weights import float_tensor
 from models.running import EXECUTORS
 
 HYBRIDS = ("mamba2", "gated_delta", "short_conv", "single_parts")
@@ -47,6 +48,20 @@ WANT = {name: Reference(SPECS[name], WEIGHTS[name]).logits(TOKENS) for name in H
 def test_chunks_of_any_size_give_the_logits_of_the_loop_over_tokens(kind, name, chunks):
     for logits, end in zip(driver(kind, name).run_alone("a", TOKENS, chunks), np.cumsum(chunks), strict=True):
         assert relative_error(logits, WANT[name][end - 1]) < fp32_error(SPECS[name])
+
+
+@pytest.mark.parametrize("name", ["mamba2", "gated_delta"])
+def test_heads_that_forget_nothing_or_all_at_once_are_those_of_the_loop_with_equal_bits_in_any_chunks(name):
+    """The native executor multiplies a state by its decays only when their product is small."""
+    spec, weights = SPECS[name], dict(WEIGHTS[name])
+    for key in [key for key in weights if key.endswith("a_log")]:
+        weights[key] = float_tensor(np.linspace(-9, 6, *weights[key].shape, dtype=np.float32))
+    want, found = Reference(spec, weights).logits(TOKENS), {}
+    for chunks in ([90], [1] * 90, [2, 1, 3, 1, 1, 40, 1, 41]):
+        run = Driver(spec, weights, num_blocks=NUM_BLOCKS, executor=executor_of("native", spec, weights))
+        for logits, end in zip(run.run_alone("a", TOKENS, chunks), np.cumsum(chunks).tolist(), strict=True):
+            assert relative_error(logits, want[end - 1]) < fp32_error(spec)
+            np.testing.assert_array_equal(logits, found.setdefault(end, logits.copy()))
 
 
 @pytest.mark.one_in(2)
