@@ -13,36 +13,40 @@ constexpr int kMostPlaces = 512;  // so that their numbers stay in the caches fr
 constexpr int kRowsAhead = 8;     // rows between the sums in use and those that are prefetched
 constexpr int kOwnInputs = 8192;  // numbers that every thread prepares for itself, which is cheaper than a barrier
 
-// The expert with the largest p + bias; those that are taken have a negative p. `bias` may be null.
-int best_expert(const float *p, int num_experts, const float *bias) {
-  if (!bias) return int(std::max_element(p, p + num_experts) - p);
-  int best = -1;
-  for (int e = 0; e < num_experts; ++e) {
-    if (p[e] >= 0.f && (best < 0 || p[e] + bias[e] > p[best] + bias[best])) best = e;
+// The k largest scores, in order; the first of equal ones is larger. `best`: memory for their values.
+void find_best(const float *scores, int count, int k, int *found, float *best) {
+  int held = 0;
+  for (int i = 0; i < count; ++i) {
+    if (held == k && !(scores[i] > best[k - 1])) continue;
+    int place = held < k ? held++ : k - 1;
+    for (; place > 0 && scores[i] > best[place - 1]; --place) {
+      best[place] = best[place - 1];
+      found[place] = found[place - 1];
+    }
+    best[place] = scores[i];
+    found[place] = i;
   }
-  return std::max(best, 0);
 }
 
-// Makes p negative, as for experts that are taken, for those outside the groups_per_token best groups. The first of
-// equal groups is better.
-void keep_best_groups(const Moe &moe, float *p, int num_experts) {
+// Makes the scores of the experts outside the groups_per_token best groups the least. The first of equal groups is
+// better.
+void keep_best_groups(const Moe &moe, float *scores, int num_experts) {
   const int size = num_experts / moe.num_groups;
   constexpr float kLeast = -std::numeric_limits<float>::infinity();
-  std::array<float, kMostExperts> scores;
+  std::array<float, kMostExperts> of_group;
   for (int g = 0; g < moe.num_groups; ++g) {
     float first = kLeast, second = kLeast;
     for (int e = g * size; e < (g + 1) * size; ++e) {
-      const float x = p[e] + (moe.router_bias ? moe.router_bias[e] : 0.f);
-      second = std::max(second, std::min(first, x));
-      first = std::max(first, x);
+      second = std::max(second, std::min(first, scores[e]));
+      first = std::max(first, scores[e]);
     }
-    scores[size_t(g)] = moe.router_bias && size > 1 ? first + second : first;
+    of_group[size_t(g)] = moe.router_bias && size > 1 ? first + second : first;
   }
   for (int taken = 0; taken < moe.groups_per_token; ++taken) {
-    *std::max_element(scores.begin(), scores.begin() + moe.num_groups) = kLeast;
+    *std::max_element(of_group.begin(), of_group.begin() + moe.num_groups) = kLeast;
   }
   for (int g = 0; g < moe.num_groups; ++g) {
-    if (scores[size_t(g)] > kLeast) std::fill_n(p + g * size, size, -1.f);
+    if (of_group[size_t(g)] > kLeast) std::fill_n(scores + g * size, size, kLeast);
   }
 }
 
@@ -267,8 +271,8 @@ void MoeStage::add_rows(const float *out, size_t stride, Share rows, Share panel
 void MoeStage::route(const Moe &moe, Share share, Routes &routes) const {
   const int num_experts = int(moe.experts.size()), k = moe.experts_per_token;
   for (int t = share.begin; t < share.end; ++t) {
-    std::array<float, kMostExperts> scores{};
-    float *p = scores.data(), sum = 0.f;
+    std::array<float, kMostExperts> probabilities{}, scores;
+    float *p = probabilities.data(), sum = 0.f;
     std::copy_n(router_logits_.data() + size_t(t) * size_t(moe.router.stride), num_experts, p);
     for (int e = 0; moe.scores_bias && e < num_experts; ++e) p[e] += moe.scores_bias[e];
     if (moe.sigmoid) {
@@ -282,16 +286,13 @@ void MoeStage::route(const Moe &moe, Share share, Routes &routes) const {
       for (int e = 0; e < num_experts; ++e) p[e] /= sum;
       sum = 1.f;
     }
-    if (moe.num_groups > 1) keep_best_groups(moe, p, num_experts);
+    for (int e = 0; e < num_experts; ++e) scores[size_t(e)] = moe.router_bias ? p[e] + moe.router_bias[e] : p[e];
+    if (moe.num_groups > 1) keep_best_groups(moe, scores.data(), num_experts);
     int *expert = routes.expert.data() + size_t(t) * size_t(k);
     float *weight = routes.p.data() + size_t(t) * size_t(k);
     float chosen = moe.sum_eps;
-    for (int j = 0; j < k; ++j) {
-      expert[j] = best_expert(p, num_experts, moe.router_bias);
-      weight[j] = p[expert[j]] / sum;
-      chosen += weight[j];
-      p[expert[j]] = -1.f;
-    }
+    find_best(scores.data(), num_experts, k, expert, weight);
+    for (int j = 0; j < k; ++j) chosen += weight[j] = p[expert[j]] / sum;
     for (int j = 0; j < k; ++j) {
       weight[j] = (moe.norm_topk ? weight[j] / chosen : weight[j]) * moe.scale;
       if (moe.expert_scales) weight[j] *= moe.expert_scales[expert[j]];
