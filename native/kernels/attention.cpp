@@ -157,6 +157,7 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
 #else
   float *o = s.part.o(0);
   const size_t stride = s.part.stride();
+  const int first = c.first_value / kLanes * kLanes;
   ChunkTiles staged = chunk;
   const bool bf16_as_f32 = kv.format == KVFormat::bf16 && rows >= kStageRows && !kBf16Dot;
   if (bf16_as_f32) stage_bf16(chunk, dim, tiles, s.staged, &staged);
@@ -172,13 +173,13 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
   const Probabilities p{s.scores, s.p_pairs, s.p_u8, s.p_step};
   if (kv.format == KVFormat::i8) {
     softmax<Form::steps>(c, tile, chunk, keys, s, 0, rows);
-    chunk_values<ValuesI8>(p, dim, rows, chunk, count, o, stride);
+    chunk_values<ValuesI8>(p, dim, first, rows, chunk, count, o, stride);
   } else if (kv.format == KVFormat::f32 || bf16_as_f32) {
     softmax<Form::floats>(c, tile, chunk, keys, s, 0, rows);
-    chunk_values<ValuesF32>(p, dim, rows, staged, count, o, stride);
+    chunk_values<ValuesF32>(p, dim, first, rows, staged, count, o, stride);
   } else {
     softmax<kBf16Dot ? Form::pairs : Form::floats>(c, tile, chunk, keys, s, 0, rows);
-    chunk_values<ValuesBf16>(p, dim, rows, chunk, count, o, stride);
+    chunk_values<ValuesBf16>(p, dim, first, rows, chunk, count, o, stride);
   }
 #endif
 }

@@ -358,9 +358,10 @@ FW_INLINE int value_strips(const Probabilities &p, int dim, int d, int rows, con
   return d;
 }
 
+// From dimension d, the begin of a vector, on.
 template <class Values>
-void chunk_values(const Probabilities &p, int dim, int rows, const ChunkTiles &c, int count, float *o, size_t stride) {
-  int d = 0;
+void chunk_values(const Probabilities &p, int dim, int d, int rows, const ChunkTiles &c, int count, float *o,
+                  size_t stride) {
   if (rows >= kTallRows) {
     d = value_strips<Values, Values::kTall, 2>(p, dim, d, rows, c, count, o, stride);
   } else {

@@ -195,8 +195,9 @@ void AttentionStage::store_latent(int thread, const Layer &layer) {
 AttentionConfig AttentionStage::config(const HeadShape &shape, AttentionWindow window, Vector sinks) const {
   const ModelConfig &c = ctx_.model.config;
   const KVConfig &kv = ctx_.model.kv.config();
+  const bool is_rotated = kv.keys_are_values && kv.format == KVFormat::i8;
   return {c.num_heads, shape.num_kv_heads, shape.head_dim, shape.padded_dim, c.attn_softcap * kLog2E, window.size,
-          window.chunked, kv.keys_are_values && kv.format == KVFormat::i8, sinks};
+          window.chunked, is_rotated, is_rotated ? 0 : c.latent.rope_dim, sinks};
 }
 
 // The outputs of this thread's tokens times their gate.
