@@ -173,36 +173,37 @@ struct Columns {
 
 void convolve(const Convolution &c) {
   const int before = c.kernel - 1;
-  // The inputs of token t; of t < 0 they are in the past.
-  auto input = [&](int t) FW_LAMBDA {
-    return t < 0 ? c.past + size_t(before + t) * c.channel_stride : c.in + size_t(t) * c.in_stride;
-  };
-  // The tokens [t, t + T): a weight is in a register meanwhile.
-  auto run = [&](int t, auto tokens) FW_LAMBDA {
+  // The tokens [t, t + T), with the inputs of those before them in `past`: a weight is in a register meanwhile. Their
+  // last inputs are kept before the outputs take their place.
+  auto run = [&](int t, const float *past, auto tokens) FW_LAMBDA {
     constexpr int T = tokens;
+    float *const rows = c.rows + size_t(t) * c.stride;
     for (int channel = c.begin; channel < c.end; channel += kLanes) {
+      auto input = [&](int i) FW_LAMBDA {
+        return load((i < before ? past + size_t(i) * c.channel_stride : rows + size_t(i - before) * c.stride) + channel);
+      };
       F32 sums[T];
       FW_UNROLL for (int j = 0; j < T; ++j) sums[j] = c.bias ? load(c.bias + channel) : set1(0.f);
       for (int i = 0; i < c.kernel; ++i) {
         const F32 weight = load(c.weights + size_t(i) * c.channel_stride + channel);
-        FW_UNROLL for (int j = 0; j < T; ++j) sums[j] = fma(weight, load(input(t + j - before + i) + channel), sums[j]);
+        FW_UNROLL for (int j = 0; j < T; ++j) sums[j] = fma(weight, input(i + j), sums[j]);
       }
+      for (int i = 0; i < before; ++i) store(c.last + size_t(i) * c.channel_stride + channel, input(T + i));
       FW_ROLLED for (int j = 0; j < T; ++j) {
         const F32 sum = sums[j];
-        store(c.out + size_t(t + j) * c.channel_stride + channel,
+        store(rows + size_t(j) * c.stride + channel,
               c.silu ? div(sum, add(set1(1.f), exp_f32(sub(set1(0.f), sum)))) : sum);
       }
     }
   };
-  int first = 0;
-  for (; first + kScanTokens <= c.num_tokens; first += kScanTokens) {
-    run(first, std::integral_constant<int, kScanTokens>{});
-  }
-  for (; first < c.num_tokens; ++first) run(first, std::integral_constant<int, 1>{});
-  for (int i = 0; i < before; ++i) {
-    float *last = c.last + size_t(i) * c.channel_stride;
-    const float *from = input(c.num_tokens - before + i);
-    for (int channel = c.begin; channel < c.end; channel += kLanes) store(last + channel, load(from + channel));
+  const float *past = c.past;
+  for (int t = 0; t < c.num_tokens; past = c.last) {
+    if (t + kScanTokens <= c.num_tokens) {
+      run(t, past, std::integral_constant<int, kScanTokens>{});
+      t += kScanTokens;
+    } else {
+      run(t++, past, std::integral_constant<int, 1>{});
+    }
   }
 }
 

@@ -36,13 +36,12 @@ struct RecurrentConfig {
 
 // The causal convolution of consecutive tokens of one request, for the channels [begin, end), whole vectors.
 struct Convolution {
-  const float *in;        // [num_tokens], rows in_stride apart
-  const float *past;      // [kernel − 1][channel_stride], the inputs before `in`
-  float *last;            // the same after `in`; may be `past`
+  float *rows;            // [num_tokens], `stride` apart: inputs, which become silu of the sums, or the sums
+  const float *past;      // [kernel − 1][channel_stride], the inputs before them
+  float *last;            // the same after them; may be `past`
   const float *weights;   // [kernel][channel_stride]
   const float *bias;      // [channel_stride], or null
-  float *out;             // [num_tokens][channel_stride]: silu of the sums, or the sums
-  size_t in_stride, channel_stride;
+  size_t stride, channel_stride;
   int num_tokens, kernel, begin, end;
   bool silu;
 };

@@ -25,7 +25,6 @@ RecurrentStage::RecurrentStage(PassContext &context)
       k_(padded_row(config_.gated_delta() ? config_.num_keys() : config_.num_values())),
       v_(config_.gated_delta() ? 2 * padded_row(config_.num_keys()) : 0),
       projected_(context.model.qkv_stride(true)),
-      mixed_(channels_),
       decay_(config_.num_heads),
       write_(config_.num_heads),
       out_(config_.num_values()),
@@ -43,7 +42,7 @@ RecurrentStage::RecurrentStage(PassContext &context)
 void RecurrentStage::reserve() {
   if (config_.num_heads == 0) return;
   const int num_tokens = ctx_.input.num_tokens;
-  for (FloatRows *rows : {&projected_, &mixed_, &decay_, &write_, &out_}) rows->reserve(num_tokens);
+  for (FloatRows *rows : {&projected_, &decay_, &write_, &out_}) rows->reserve(num_tokens);
   o_input_.reserve(num_tokens, config_.num_values(), ctx_.with_loras(kinds_), ctx_.pool.size());
 }
 
@@ -93,7 +92,7 @@ void RecurrentStage::mix_channels(int thread, const Layer &layer) {
   convolve(thread, layer);
   ctx_.pool.barrier();
   for (int t = share.begin; t < share.end; ++t) {
-    const float *mixed = mixed_.row(t), *gate = projection(layer, kShortGatePart, t);
+    const float *mixed = projected_.row(t), *gate = projection(layer, kShortGatePart, t);
     float *out = out_.row(t);
     for (int i = 0; i < out_.stride(); ++i) out[i] = mixed[i] * gate[i];
   }
@@ -121,13 +120,12 @@ void RecurrentStage::convolve(int thread, const Layer &layer) {
       for (int i = 0; index == 0 && in.num_computed(b) == 0 && i < before; ++i) {
         std::memset(past + size_t(i) * size_t(channels_) + begin, 0, sizeof(float) * size_t(end - begin));
       }
-      ctx_.isa.convolve({.in = projected_.row(run.first),
+      ctx_.isa.convolve({.rows = projected_.row(run.first),
                          .past = past,
                          .last = run.after + config_.matrix_floats(),
                          .weights = layer.recurrent->conv,
                          .bias = layer.recurrent->conv_bias,
-                         .out = mixed_.row(run.first),
-                         .in_stride = size_t(projected_.stride()),
+                         .stride = size_t(projected_.stride()),
                          .channel_stride = size_t(channels_),
                          .num_tokens = run.num_tokens,
                          .kernel = config_.conv_kernel,
@@ -153,7 +151,7 @@ void RecurrentStage::prepare_tokens(int thread, const Layer &layer) {
     if (!config_.gated_delta()) continue;
     const float eps = kUnitEps / float(config_.key_dim);
     for (int i = 0; i < 2; ++i) {
-      float *keys = mixed_.row(t) + (i == 0 ? q_ : k_);
+      float *keys = projected_.row(t) + (i == 0 ? q_ : k_);
       ctx_.isa.norm_parts(keys, unit_.row(i), 0, config_.num_key_heads, config_.key_dim, eps, keys);
     }
   }
@@ -171,7 +169,7 @@ void RecurrentStage::scan(int thread, const Layer &layer) {
     for (int index = 0; index < num_runs(b); ++index) {
       const Run run = run_of(layer, b, index);
       if (index == 0 && in.num_computed(b) == 0) std::memset(run.before + at, 0, sizeof(float) * config_.head_floats());
-      const float *mixed = mixed_.row(run.first);
+      const float *mixed = projected_.row(run.first);
       ctx_.isa.scan_state({.gated_delta = config_.gated_delta(),
                            .num_tokens = run.num_tokens,
                            .key_dim = config_.key_dim,
@@ -186,7 +184,7 @@ void RecurrentStage::scan(int thread, const Layer &layer) {
                            .write = write_.row(run.first) + head,
                            .skip = layer.recurrent->skip ? layer.recurrent->skip[head] : 0.f,
                            .out = out_.row(run.first) + head * config_.value_dim,
-                           .stride = size_t(channels_),
+                           .stride = size_t(projected_.stride()),
                            .scalar_stride = size_t(decay_.stride()),
                            .out_stride = size_t(out_.stride())});
     }

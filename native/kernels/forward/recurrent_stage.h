@@ -38,8 +38,7 @@ class RecurrentStage {
   const RecurrentConfig config_;
   const int channels_;                // floats of a row of channels
   const int q_, k_, v_;               // offsets in a row of channels
-  FloatRows projected_;               // [T, projections]
-  FloatRows mixed_;                   // [T, channels]: the outputs of the convolution
+  FloatRows projected_;               // [T, projections], later the outputs of the convolution in its channels
   FloatRows decay_, write_;           // [T, num_heads]
   FloatRows out_;                     // [T, num_values]
   FloatRows unit_;                    // [2, key_dim]: the factors of normed q and k
