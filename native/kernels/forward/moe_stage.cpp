@@ -98,7 +98,10 @@ void MoeStage::reserve() {
   const int num_tokens = ctx_.input.num_tokens, choices = num_tokens * experts_per_token_;
   const int places = std::min(choices, kMostPlaces);
   if (has_sums_ || scales_inputs_) normed_.reserve(num_tokens);
-  if (has_sums_) sums_.reserve(num_tokens);
+  if (has_sums_) {
+    sums_.reserve(num_tokens);
+    own_inputs_.reserve(num_tokens, outer_, gathered_kinds_);
+  }
   router_logits_.reserve(size_t(num_tokens) * size_t(router_stride_));
   shared_gate_.reserve(num_tokens);
   const size_t stride = size_t(padded_row(outer_));
@@ -147,6 +150,10 @@ void MoeStage::run(int thread, const Layer &layer) {
   }
   const Routes &routes = find_places(thread, moe);
   if (moe.experts_norm) ctx_.pool.barrier();
+  if (moe.has_own_inputs() && !moe.scales_inputs) {
+    in = ctx_.products.prepare_shared(thread, own_inputs_, moe.outer(), tokens.end,
+                                      [&](int t) { return input_row(moe, t); });
+  }
 
   if (moe.shared && moe.has_own_inputs()) {
     ctx_.products.linear(thread, moe.shared->down, shared, tokens, ctx_.branch.data(), Store::assign);
@@ -198,27 +205,30 @@ const MoeStage::Routes &MoeStage::find_places(int thread, const Moe &moe) {
   return routes;
 }
 
+// The input of a token's experts, before it is prepared; only where normed_ or latents_ have it.
+const float *MoeStage::input_row(const Moe &moe, int token) const {
+  if (moe.latent_in.parts.empty()) return normed_.row(token);
+  return latents_.data() + size_t(token) * size_t(padded_row(moe.outer()));
+}
+
 // sums += p_e (out_e + down_bias_e) of these places. `chosen`: the experts that have them.
 void MoeStage::run_places(int thread, const Moe &moe, const Routes &routes, const ActivationSet &in, Share places,
                           Share chosen, const FloatRows &sums) {
-  const size_t stride = size_t(padded_row(moe.outer()));
-  const bool is_latent = !moe.latent_in.parts.empty();
-  // Inputs of the router are prepared for the experts too; those of one token are read where they are.
-  const bool is_prepared = !moe.has_own_inputs() && !moe.scales_inputs;
-  const bool is_one_row = is_prepared && ctx_.input.num_tokens == 1;
+  // Inputs that the weights do not scale are prepared already; those of one token are read where they are.
+  const bool is_one_row = !moe.scales_inputs && ctx_.input.num_tokens == 1;
   const int count = places.end - places.begin, *token = routes.token.data() + places.begin;
   const float *weight = routes.weight.data() + places.begin;
   ActivationSet inputs = in;
-  if (is_prepared && !is_one_row) {
-    inputs = ctx_.products.gather(thread, gathered_, in, moe.outer(), count, token);
-  } else if (!is_prepared) {
+  if (moe.scales_inputs) {
+    const size_t stride = size_t(padded_row(moe.outer()));
     inputs = ctx_.products.prepare_shared(thread, gathered_, moe.outer(), count, [&](int i) -> const float * {
-      const float *row = is_latent ? latents_.data() + size_t(token[i]) * stride : normed_.row(token[i]);
-      if (!moe.scales_inputs) return row;
+      const float *row = input_row(moe, token[i]);
       float *scaled = scaled_.data() + size_t(i) * stride;
       for (size_t k = 0; k < stride; ++k) scaled[k] = weight[i] * row[k];
       return scaled;
     });
+  } else if (!is_one_row) {
+    inputs = ctx_.products.gather(thread, gathered_, in, moe.outer(), count, token);
   }
   const int num_experts = chosen.end - chosen.begin;
   auto expert = [&](int i) -> const Mlp & { return moe.experts[size_t(routes.chosen.data()[chosen.begin + i])]; };

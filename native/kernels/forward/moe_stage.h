@@ -42,7 +42,8 @@ class MoeStage {
   const Routes &find_places(int thread, const Moe &moe);
   void route(const Moe &moe, Share tokens, Routes &routes) const;
   void sort_by_expert(const Moe &moe, Routes &routes) const;
-  // Computes the places of these of the chosen experts.
+  const float *input_row(const Moe &moe, int token) const;
+  // Computes the places of these of the chosen experts. in: the tokens' inputs, unless their weights scale them.
   void run_places(int thread, const Moe &moe, const Routes &routes, const ActivationSet &in, Share places, Share chosen,
                   const FloatRows &sums);
   template <class Of>
@@ -69,6 +70,7 @@ class MoeStage {
   Buffer<float> scaled_;                // up to kMostPlaces rows: the input of an expert, times p_e
   std::vector<Routes> routes_;          // [threads]: of few tokens, each thread's own; of more, the first one
   KindSet gathered_kinds_{}, hidden_kinds_{}, latent_kinds_{};
+  ActivationBuffer own_inputs_;  // [T, hidden_size or latent_]: the inputs of experts that are not those of the router
   // The following have up to kMostPlaces rows at a time, unless noted:
   ActivationBuffer gathered_, down_;  // the inputs of gate and up, and of down
   ActivationBuffer latent_sums_;      // [T, latent_]: the input of latent_out
