@@ -103,6 +103,10 @@ add_library(foreword_stages OBJECT
 )
 target_include_directories(foreword_stages PRIVATE native)
 target_compile_options(foreword_stages PRIVATE -O2 ${stack_protector} -Wall -Wextra)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # whose -O2 makes vectors of hardly any loop; these have loops over rows
+  set_source_files_properties(native/kernels/forward/mlp_stage.cpp native/kernels/forward/streams_stage.cpp
+                              PROPERTIES COMPILE_OPTIONS -fvect-cost-model=dynamic)
+endif()
 set_target_properties(foreword_stages PROPERTIES CXX_VISIBILITY_PRESET hidden)
 target_sources(_native PRIVATE $<TARGET_OBJECTS:foreword_stages>)
 
