@@ -12,7 +12,7 @@ namespace {
 constexpr int kScanVectors = 4, kScanTokens = kLanes == 16 ? 4 : 2;
 
 // The scales of states for which their matrices are not multiplied: values divided by them are far from infinity.
-constexpr float kLeastScale = 0x1p-40f;
+constexpr float kLeastScale = 0x1p-80f;
 FW_INLINE bool is_kept(float scale) { return scale >= kLeastScale && scale <= 1.f; }
 
 FW_INLINE size_t matrix_floats(const StateScan &s) { return size_t(s.key_dim) * size_t(s.padded_value_dim); }
@@ -180,7 +180,8 @@ void convolve(const Convolution &c) {
     float *const rows = c.rows + size_t(t) * c.stride;
     for (int channel = c.begin; channel < c.end; channel += kLanes) {
       auto input = [&](int i) FW_LAMBDA {
-        return load((i < before ? past + size_t(i) * c.channel_stride : rows + size_t(i - before) * c.stride) + channel);
+        const float *row = i < before ? past + size_t(i) * c.channel_stride : rows + size_t(i - before) * c.stride;
+        return load(row + channel);
       };
       F32 sums[T];
       FW_UNROLL for (int j = 0; j < T; ++j) sums[j] = c.bias ? load(c.bias + channel) : set1(0.f);
