@@ -15,8 +15,6 @@ constexpr int kScanVectors = 4, kScanTokens = kLanes == 16 ? 4 : 2;
 constexpr float kLeastScale = 0x1p-80f;
 FW_INLINE bool is_kept(float scale) { return scale >= kLeastScale && scale <= 1.f; }
 
-FW_INLINE size_t matrix_floats(const StateScan &s) { return size_t(s.key_dim) * size_t(s.padded_value_dim); }
-
 [[gnu::noinline]] void scale_matrix(const float *from, float scale, int size, float *to) {
   for (int i = 0; i < size; i += kLanes) store(to + i, mul(set1(scale), load(from + i)));
 }
@@ -47,8 +45,9 @@ struct Columns {
   static constexpr int kWidth = N * kLanes;
   const StateScan &s;
   const int column;
-  const float *const before = s.before + size_t(s.key_dim) * size_t(column);  // [key_dim][kWidth], as `state`
-  float *const state = s.state + size_t(s.key_dim) * size_t(column);
+  const size_t offset = kScaleFloats + size_t(s.key_dim) * size_t(column);
+  const float *const before = s.before + offset;  // [key_dim][kWidth], as `state`
+  float *const state = s.state + offset;
   const int width = smaller(s.value_dim - column, kWidth);
 
   FW_INLINE float write(int t) const { return s.write[size_t(t) * s.scalar_stride]; }
@@ -108,7 +107,7 @@ struct Columns {
   // Returns the scale of the state after the last token.
   FW_INLINE float mamba2() const {
     constexpr int kPart = N > 1 ? 2 : 1;
-    float scale = s.before[matrix_floats(s)];
+    float scale = s.before[0];
     for (int t = 0; t < s.num_tokens;) {
       float scales[kScanTokens], last = scale;
       bool are_kept = t + kScanTokens <= s.num_tokens;
@@ -133,7 +132,7 @@ struct Columns {
 
   // As mamba2. One pass over the matrix per token computes it and Xᵀ k of the token that follows.
   FW_INLINE float gated_delta() const {
-    float scale = s.before[matrix_floats(s)];
+    float scale = s.before[0];
     F32 known[N];  // Xᵀ k, with the matrix before the token
     FW_UNROLL for (int n = 0; n < N; ++n) known[n] = set1(0.f);
     for (int i = 0; i < s.key_dim; ++i) {
@@ -217,7 +216,7 @@ void scan_state(const StateScan &s) {
     run(Columns<kScanVectors>{s, column});
   }
   for (; column < s.value_dim; column += kLanes) run(Columns<1>{s, column});
-  s.state[matrix_floats(s)] = scale;
+  s.state[0] = scale;
 }
 
 void norm_parts(const float *x, const float *weight, size_t weight_stride, int parts, int size, float eps, float *out) {

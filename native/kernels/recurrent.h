@@ -10,13 +10,15 @@ namespace foreword::kernels {
 
 enum class RecurrentKind : int { mamba2, gated_delta, short_conv };
 
+constexpr size_t kScaleFloats = 16;  // of the scale of a head's state, and unused ones
+
 // The sizes of the recurrent layers of a model; num_heads = 0: it has none.
 //
 //   a row of projections   v k q z dt (mamba2), q k v z dt beta (gated_delta) or v beta z (short_conv), each from a
 //                          multiple of kRowPadding on; q, k and v are the channels of the convolution
 //   a state                S [num_heads][head_floats()], then the last conv_kernel − 1 rows of channels; of a head,
-//                          S = c X: the columns of kScanVectors vectors of X [key_dim][columns], one after the other,
-//                          then of the rest those of each vector, and after them c
+//                          S = c X: first c, from kScaleFloats on the columns of kScanVectors vectors of X
+//                          [key_dim][columns], one after the other, then of the rest those of each vector
 struct RecurrentConfig {
   RecurrentKind kind;
   int num_heads, num_key_heads, key_dim, value_dim, conv_kernel;
@@ -29,7 +31,7 @@ struct RecurrentConfig {
   int num_values() const { return num_heads * value_dim; }
   int channel_stride() const { return 2 * padded_row(num_keys()) + padded_row(num_values()); }
   int padded_value_dim() const { return (value_dim + 15) / 16 * 16; }
-  size_t head_floats() const { return product(size_t(key_dim), size_t(padded_value_dim())) + 16; }
+  size_t head_floats() const { return kScaleFloats + product(size_t(key_dim), size_t(padded_value_dim())); }
   size_t matrix_floats() const { return product(head_floats(), size_t(num_heads)); }
   size_t state_floats() const { return matrix_floats() + product(size_t(conv_kernel - 1), size_t(channel_stride())); }
 };
@@ -50,7 +52,7 @@ struct Convolution {
 struct StateScan {
   bool gated_delta;
   int num_tokens, key_dim, value_dim, padded_value_dim;
-  const float *before;       // [key_dim · padded_value_dim + 1], the state before the first token
+  const float *before;       // [kScaleFloats + key_dim · padded_value_dim], the state before the first token
   float *state;              // the state after the last one; may be `before`
   const float *q, *k, *v;    // from the first token on; rows `stride` apart
   const float *decay, *write;  // from the first token on, `scalar_stride` apart
