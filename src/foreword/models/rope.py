@@ -196,7 +196,10 @@ def _yarn(base: F64, dim: int, theta: float, rules: Config, config: Config) -> t
     if rules.get("truncate", bool, True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    slow = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
+    # Where high is below low, since the original length is below one wave, llama.cpp scales all but the first frequency
+    # and transformers none.
+    width = max(high - low, 0.001) if config.prefix else (high - low) or 0.001
+    slow = np.clip((np.arange(dim // 2) - low) / width, 0, 1)
     return np.asarray((1 - slow) * base + slow * base / factor), _yarn_scale(factor, rules)
 
 
