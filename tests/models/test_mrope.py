@@ -82,6 +82,15 @@ def axes_by_definition(sections, num_pairs, interleaved):
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("sections", [[8], [4, 4], [2, 3, 3], [4, 2, 2], [2, 2, 2, 2], [5, 1, 1, 1]], ids=str)
 def test_any_number_of_sections(tmp_path, sections, interleaved):
+    check_sections(tmp_path, sections, interleaved)
+
+
+@pytest.mark.parametrize("sections", [[11, 11, 10], [1, 1, 1], [0, 1, 9]], ids=str)
+def test_interleaved_sections_need_not_add_up_to_the_pairs(tmp_path, sections):
+    check_sections(tmp_path, sections, interleaved=True)
+
+
+def check_sections(tmp_path, sections, interleaved):
     rope = {"rope_type": "default", "rope_theta": 50.0, "mrope_section": sections, "mrope_interleaved": interleaved}
     spec = load(tmp_path, "sections", rope_parameters=rope).spec
     axes = axes_by_definition(sections, 8, interleaved)

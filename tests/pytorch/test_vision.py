@@ -77,11 +77,20 @@ def test_conversations_with_images_get_the_tokens_of_transformers(tmp_path, name
     assert found == [tokens] * len(found)
 
 
-@pytest.mark.parametrize("sections", [[3, 1, 0], [4, 0, 0]])
-def test_no_pair_need_be_rotated_by_the_column_of_a_vector(tmp_path, monkeypatch, sections):
-    """A head with few pairs has none for the last components."""
-    monkeypatch.setitem(MROPE, "mrope_section", sections)
-    with LLM(saved(tmp_path, "qwen2-vl"), executor="numpy", max_model_len=160) as llm:
+@pytest.mark.parametrize(
+    ("name", "sections"),
+    [
+        *(("qwen2-vl", sections) for sections in ([3, 1, 0], [4, 0, 0])),
+        *((name, sections) for name in ("qwen3-vl", "qwen3.5") for sections in ([1, 0, 0], [11, 11, 10], None)),
+    ],
+)
+def test_small_heads_have_the_rotary_sections_of_transformers(tmp_path, monkeypatch, name, sections):
+    """The last components may rotate nothing. Interleaved sections may be those of large heads, or not be given."""
+    if sections is None:
+        monkeypatch.delitem(MROPE, "mrope_section")
+    else:
+        monkeypatch.setitem(MROPE, "mrope_section", sections)
+    with LLM(saved(tmp_path, name), executor="numpy", max_model_len=160) as llm:
         outputs = llm.chat(CONVERSATIONS, GREEDY, progress=False)
     tokens = expected(tmp_path, [output.prompt for output in outputs])
     assert [output.outputs[0].token_ids for output in outputs] == tokens

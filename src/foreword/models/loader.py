@@ -37,6 +37,7 @@ from foreword.models.ollama_names import from_ollama
 from foreword.models.pooling import HeadLayer, PoolingSpec
 from foreword.models.pooling_files import gguf_dense, gguf_encoder_pooling, gguf_pooling, has_logits, read_pooling
 from foreword.models.quants import Quant
+from foreword.models.rope import with_usual_sections
 from foreword.models.safetensors import read_directory
 from foreword.models.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from foreword.models.spec import DecoderSpec
@@ -231,7 +232,7 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     all_tensors = tensors
     if is_text_part:
         tensors = _text_tensors(tensors)
-    spec = family.read(config)
+    spec = family.read(config if of_images is None else with_usual_sections(config, of_images.sections))
     if not (spec.is_causal and has_logits(config)):
         spec = spec.changed(has_logits=False)
     elif spec.tie_embeddings and has_own_head(folder, tensors, family):

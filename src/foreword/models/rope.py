@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from foreword.models.keys import Key, Keys, only, table
 from foreword.models.spec import RopeSpec
 
 ROTARY_DIM, _ORIGINAL = "*.rope.dimension_count", "original_max_position_embeddings"
+_INTERLEAVED = "mrope_interleaved"
 ROPE_KEYS = (
     Key("rope_theta", 10000.0, gguf="rope.freq_base", gguf_default=10000.0),
     Key("rope_scaling"),
@@ -32,7 +33,7 @@ ROTARY_SECTIONS = Key("*.rope.dimension_sections", gguf="rope.dimension_sections
 _SHARED = (
     *(Key(name, kind=str) for name in ("rope_type", "type")),
     *(Key(name, kind=float) for name in ("rope_theta", "partial_rotary_factor")),
-    *(Key("mrope_section", kind=list), Key("mrope_interleaved", kind=bool)),
+    *(Key("mrope_section", kind=list), Key(_INTERLEAVED, kind=bool)),
     Key(_ORIGINAL, kind=int),  # other types have no use for it
     Key("finetuned", kind=bool),  # tells how the model was trained
     *(only(name, 1.0) for name in ("factor", "linear_factor", "attention_factor", "attn_factor", "yarn_attn_factor")),
@@ -130,23 +131,26 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
             scaled, scale = _yarn(base, dim, theta, rules, config)
         case "longrope":
             scaled, scale = _longrope(base, rules, config)
-    return RopeSpec(tuple(float(np.float32(f)) for f in scaled), scale, _mrope_axes(rules, dim // 2))
+    return RopeSpec(tuple(float(np.float32(f)) for f in scaled), scale, _mrope_axes(rules, config, dim // 2))
 
 
-def _mrope_axes(rules: Config, num_pairs: int) -> tuple[int, ...]:
+def _mrope_axes(rules: Config, config: Config, num_pairs: int) -> tuple[int, ...]:
     """Return the component of a position that rotates each pair; () without ``mrope_section``.
 
     With sections s_0 … s_n−1: the first s_0 pairs by component 0, the next s_1 by component 1, and so on. With
-    mrope_interleaved: pair j by component j mod n if it is among the first s_{j mod n} such pairs, else by component 0.
+    mrope_interleaved: pair j by component j mod n if it is among the first s_{j mod n} such pairs, else by component 0;
+    these sections of a config.json may add up to any number, as in a small model with those of a large one.
     """
     sections = rules.sequence("mrope_section")
     if not sections:
         if rules.get("rope_type", str, "default") == "mrope":
             raise rules.error("rope_type 'mrope' has no mrope_section", USE_ITS_CONFIG)
         return ()
-    if not all(type(s) is int and s >= 0 for s in sections) or sum(sections) != num_pairs:
+    are_counts, is_interleaved = all(type(s) is int and s >= 0 for s in sections), rules.get(_INTERLEAVED, bool, False)
+    may_differ = is_interleaved and not config.prefix
+    if not are_counts or (sum(sections) != num_pairs and not may_differ):
         raise rules.error(f"mrope_section {sections!r:.80} does not add up to {num_pairs} pairs", USE_ITS_CONFIG)
-    if rules.get("mrope_interleaved", bool, False):
+    if is_interleaved:
         turns = [divmod(j, len(sections)) for j in range(num_pairs)]
         return tuple(axis if turn < sections[axis] else 0 for turn, axis in turns)
     return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
@@ -169,8 +173,17 @@ def with_sections(config: Config, *, interleaved: bool) -> Config:
     for key in ("rope_parameters", "rope_scaling") if interleaved else ():
         rules = values.get(key)
         if isinstance(rules, Mapping) and rules.get("mrope_section"):
-            values[key] = {"mrope_interleaved": True, **rules}
+            values[key] = {_INTERLEAVED: True, **rules}
     return replace(config, values=values)
+
+
+def with_usual_sections(config: Config, sections: Sequence[int]) -> Config:
+    """Return the config with these sections as ``mrope_section`` of rotary parameters that have none."""
+    if not sections:
+        return config
+    names = [name for name in ("rope_parameters", "rope_scaling") if isinstance(config.value(name), Mapping)]
+    usual = {name: {"mrope_section": list(sections), **config.value(name)} for name in names}
+    return config.with_values(usual or {"rope_parameters": {"mrope_section": list(sections)}})
 
 
 def _llama3(base: F64, rules: Config, config: Config) -> F64:

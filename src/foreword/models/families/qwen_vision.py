@@ -289,6 +289,7 @@ _QWEN3_VL_FAMILY = VisionFamily(
     _QWEN_GGUF_NAMES,
     _qwen_in_gguf(64 * 32**2, 16384 * 32**2),
     _qwen3_tower_in_gguf,
+    sections=(24, 20, 20),
     fused=_qwen3_names,
     gguf_fused=_qwen3_names_in_gguf,
 )
@@ -296,6 +297,7 @@ _QWEN3_5_FAMILY = replace(
     _QWEN3_VL_FAMILY,
     title="Qwen3.5",
     text="qwen3_5_text",
+    sections=(11, 11, 10),
     model_keys=table(_QWEN_MODEL.values(), image_token_id=248056),
     tower_keys=table(_QWEN3_VL.values(), deepstack_visual_indexes=[]),
 )

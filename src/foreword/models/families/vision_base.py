@@ -52,7 +52,8 @@ class VisionFamily:
     title: its name on pages. text: the ``model_type`` of its decoder, unless the configuration has another. spec: its
     `VisionSpec`. model_keys, tower_keys, image_keys: those of `VisionConfigs`. names: canonical names in safetensors,
     after `plain_name`. norms_less_one: the norm of the projector is stored as w − 1 there. fused: weights that are rows
-    of another tensor there, and those of features.
+    of another tensor there, and those of features. sections: ``mrope_section`` of a decoder in a directory that has
+    none.
     gguf: the name of the projector in GGUF files; gguf_names: canonical names in these; gguf_tower: what these leave
     out of the configuration of the encoder, from the rest and the shapes of the tensors; gguf_values: what they leave
     out of those of the model and of the processor, from that of the encoder and the tokenizer's ids; gguf_fused: as
@@ -71,6 +72,7 @@ class VisionFamily:
     gguf_values: GgufValues
     gguf_tower: Callable[[Config, Shapes], dict[str, object]] = lambda tower, shapes: {}
     norms_less_one: bool = False
+    sections: tuple[int, ...] = ()
     fused: Callable[[VisionSpec], Mapping[str, str | Rows]] = lambda spec: {}
     gguf_fused: Callable[[VisionSpec], Mapping[str, str | Rows]] = lambda spec: {}
 
