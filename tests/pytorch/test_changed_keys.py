@@ -148,7 +148,20 @@ ONE_KIND = {
 @pytest.mark.parametrize(("name", "changed"), [(name, one) for name, every in ONE_KIND.items() for one in every])
 def test_a_model_of_two_kinds_of_layers_may_have_one_of_them_alone(tmp_path, name, changed):
     """As tiny models have whose few layers come before the first one of the other kind."""
-    folder = write_model(tmp_path / "model", {**TINY[name]["config"], **changed}, {})
+    check_served(write_model(tmp_path / "model", {**TINY[name]["config"], **changed}, {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [*((name, "conv_L_cache") for name in ("lfm2", "lfm3-plain")), ("qwen3_5", "linear_conv_kernel_dim")],
+)
+def test_a_convolution_may_be_of_one_token(tmp_path, name, key):
+    """A layer of it alone then has a state without numbers."""
+    check_served(write_model(tmp_path / "model", {**TINY[name]["config"], key: 1}, {}))
+
+
+def check_served(folder):
+    """Every executor has the logits of transformers, and its tokens."""
     want = of_transformers(folder)
     assert want is not None
     for executor in EXECUTORS:

@@ -134,7 +134,7 @@ class TorchExecutor(TransferPagedExecutor):
             self.adapters.of_step(batch),
             self.attention,
             self._rotaries.at(positions, self.dtype, mrope),
-            RecurrentStep(batch, self.cache, self.device) if self.spec.state_size else None,
+            RecurrentStep(batch, self.cache, self.device) if self.spec.num_state_slots else None,
             {growth: growth_factors(growth, positions, self.dtype) for growth in self._growths},
         )
 

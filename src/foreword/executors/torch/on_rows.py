@@ -93,7 +93,7 @@ class DecoderOnRows:
         **options: Unpack[DeviceKeywords],
     ) -> None:
         own = DeviceOptions(**options)
-        if spec.state_size:
+        if spec.num_state_slots:
             raise ConfigError(
                 f"{spec.architecture} has recurrent layers, which steps on a device lack; use executor='torch'"
             )
