@@ -174,3 +174,8 @@ def check_served(folder):
                 prompts = [TEXT[:n] for n in (14, 9, 1)]
                 tokens = [output.outputs[0].token_ids[0] for output in llm.generate(prompts, greedy)]
                 assert tokens == [int(want[len(prompt) - 1].argmax()) for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "glm4-moe-lite", "youtu"])
+def test_the_rows_of_rotary_parts_may_be_split_halves(tmp_path, name):
+    check_served(write_model(tmp_path / "model", {**TINY[name]["config"], "rope_interleave": False}, {}))

@@ -233,6 +233,7 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     if is_text_part:
         tensors = _text_tensors(tensors)
     spec = family.read(config if of_images is None else with_usual_sections(config, of_images.sections))
+    family = family.in_directory(config)
     if not (spec.is_causal and has_logits(config)):
         spec = spec.changed(has_logits=False)
     elif spec.tie_embeddings and has_own_head(folder, tensors, family):

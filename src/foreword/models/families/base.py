@@ -199,7 +199,8 @@ class Family:
     with what they are in ``names``. unused: beginnings of the names of tensors that are left out: of heads that are not
     run, and of what its reference leaves out. constants: weights that no file has, by their one number; names of
     experts begin with ``experts.``. norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q
-    and k rows in interleaved rotary order. gguf: the architecture's name in GGUF files, if it has one; more_gguf: other
+    and k rows in interleaved rotary order; interleaved_key: of a config.json that says whether they do.
+    gguf: the architecture's name in GGUF files, if it has one; more_gguf: other
     names; shared_gguf: that of another family, which its GGUF files have if it has none. gguf_names: where its GGUF
     files differ from `GGUF_NAMES`. gguf_numbers: keys of their metadata with a number for each layer {i}, which is the
     tensor blk.{i}.KEY in ``gguf_names``. gguf_interleaved: they hold q and k rows in interleaved rotary order.
@@ -219,6 +220,7 @@ class Family:
     unused: tuple[str, ...] = ("score.",)
     norms_less_one: bool = False
     interleaved: bool = False
+    interleaved_key: str = ""
     gguf: str | None = None
     more_gguf: tuple[str, ...] = ()
     shared_gguf: str | None = None
@@ -246,6 +248,12 @@ class Family:
     def other_names(self) -> Mapping[str, str]:
         """The key of each name that a config.json may have in place of that of the key."""
         return {**{key.own: name for name, key in self.keys.items() if key.own}, **self.aliases}
+
+    def in_directory(self, config: Config) -> Family:
+        """Return the family with the order of q and k rows that a config.json says."""
+        if not self.interleaved_key:
+            return self
+        return replace(self, interleaved=replace(config, keys=self.keys).get(self.interleaved_key, bool))
 
     def read(self, config: Config) -> DecoderSpec:
         """Return the spec of a config, with ``longer`` set if longer requests use other rotary frequencies. ModelError

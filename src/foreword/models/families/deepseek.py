@@ -206,6 +206,7 @@ def _fused_in_gguf(spec: DecoderSpec) -> dict[str, Any]:
 
 
 _GATING = "*.expert_gating_func"
+_INTERLEAVED = Key("rope_interleave", True, (True, False))
 _MLA = (
     *(*DECODER, HIDDEN_ACT, *ATTENTION_BIAS),
     *(Key(name, gguf=name.removeprefix("*."), kind=int) for name in _LENGTHS),
@@ -267,11 +268,7 @@ FAMILIES = {
         "DeepSeek V3 and R1, GGUF files of Kimi K2: latent attention",
         deepseek_v3,
         table(
-            *(
-                _DEEPSEEK,
-                NEXT_TOKEN_HEADS,
-                [only("rope_interleave", True), Key("num_nextn_predict_layers", 1, kind=int)],
-            ),
+            *(_DEEPSEEK, NEXT_TOKEN_HEADS, [_INTERLEAVED, Key("num_nextn_predict_layers", 1, kind=int)]),
             [Key(_GATING, gguf="expert_gating_func", kind=int)],
             first_k_dense_replace=3,
             moe_intermediate_size=2048,
@@ -286,6 +283,7 @@ FAMILIES = {
         aliases=LOCAL_ROUTED,
         names=_NAMES,
         interleaved=True,
+        interleaved_key=_INTERLEAVED.name,
         fused=_fused,
         gguf="deepseek2",
         gguf_fused=_fused_in_gguf,
@@ -295,7 +293,7 @@ FAMILIES = {
         "GLM 4.7 Flash: latent attention",
         glm4_moe_lite,
         table(
-            *(_DEEPSEEK, NEXT_TOKEN_HEADS, [only("rope_interleave", True), Key("mlp_layer_types")]),
+            *(_DEEPSEEK, NEXT_TOKEN_HEADS, [_INTERLEAVED, Key("mlp_layer_types")]),
             [only("first_k_dense_replace", 1), Key("num_nextn_predict_layers", 1, kind=int)],
             rms_norm_eps=1e-5,
             q_lora_rank=768,
@@ -313,15 +311,17 @@ FAMILIES = {
         shared_gguf="deepseek2",
         names=_NAMES,
         interleaved=True,
+        interleaved_key=_INTERLEAVED.name,
         fused=_fused,
     ),
     "youtu": Family(
         "Youtu-LLM: latent attention",
         youtu,
-        table([*_MLA, only("rope_interleave", True)], tie_word_embeddings=True),
+        table([*_MLA, _INTERLEAVED], tie_word_embeddings=True),
         shared_gguf="deepseek2",
         names=_NAMES,
         interleaved=True,
+        interleaved_key=_INTERLEAVED.name,
         fused=_fused,
     ),
     "minicpm3": Family(
