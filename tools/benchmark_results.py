@@ -24,8 +24,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks" / "results"
 QUESTIONS = (
-    "engines", "larger-model", "hybrid", "long-prompts", "host", "loop", "front-ends", "speculation", "quality", "startup",
-    "embeddings", "transformers", "families", "families-llama-cpp",
+    "engines", "larger-model", "hybrid", "long-prompts", "host", "loop", "front-ends", "speculation", "quality",
+    "startup", "embeddings", "transformers", "families", "families-llama-cpp",
 )  # fmt: skip
 
 

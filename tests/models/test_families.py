@@ -171,7 +171,7 @@ def test_the_text_model_of_llama_4_with_images_is_run(tmp_path):
     ("name", "outer"),
     [("ministral3", "mistral3"), ("mistral", "mistral3"), ("aria", "aria"), ("cohere-compass", "cohere_compass")],
 )  # in older files of Mistral 3, the text model is a Mistral
-def test_the_text_model_of_a_model_of_images_is_run(tmp_path, name, outer):
+def test_the_text_model_beside_other_encoders_is_run(tmp_path, name, outer):
     tiny = TINY[name]
     tensors = {f"language_model.{key}": value for key, value in random_tensors(tiny["shapes"]).items()}
     tensors |= {name: np.ones((2, 2), "<f4") for name in ("vision_tower.a", "multi_modal_projector.b")}

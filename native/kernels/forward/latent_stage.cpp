@@ -5,8 +5,8 @@
 namespace foreword::kernels {
 namespace {
 
-constexpr int kHeadTokens = 64;  // their rows stay in the caches until they are multiplied
-constexpr int kRowsAhead = 8;    // rows between the one in use and the one that is prefetched
+constexpr int kHeadTokens = 64;    // their rows stay in the caches until they are multiplied
+constexpr int kHeadRowsAhead = 8;  // rows between the one in use and the one that is prefetched
 
 // The rows of a head are far from each other: the processor does not foresee them.
 template <bool IsWritten>
@@ -65,7 +65,7 @@ void LatentStage::multiply(int thread, const std::vector<Linear> &heads, const I
     const ActivationSet set = ctx_.products.prepare_own(
         thread, inputs.prepared[size_t(thread)], cols, tokens.end - tokens.begin, [&](int r) -> const float * {
           const float *source = from.at(tokens.begin + r, head);
-          prefetch_row<false>(from.at(std::min(tokens.begin + r + kRowsAhead, tokens.end - 1), head), cols);
+          prefetch_row<false>(from.at(std::min(tokens.begin + r + kHeadRowsAhead, tokens.end - 1), head), cols);
           if (cols % kBlock == 0) return source;
           std::copy_n(source, cols, inputs.padded.row(thread));
           return inputs.padded.row(thread);
@@ -75,7 +75,7 @@ void LatentStage::multiply(int thread, const std::vector<Linear> &heads, const I
                         [&](const float *out, size_t stride, Share rows, Share panels) {
                           const int first = panels.begin * width, end = std::min(panels.end * width, outputs);
                           for (int r = rows.begin; r < rows.end; ++r, out += stride) {
-                            const int t = tokens.begin + r, ahead = std::min(t + kRowsAhead, tokens.end - 1);
+                            const int t = tokens.begin + r, ahead = std::min(t + kHeadRowsAhead, tokens.end - 1);
                             prefetch_row<true>(to.at(ahead, head) + first, end - first);
                             make(end - first, out, {}, to.at(t, head) + first);
                             if (!rotated || first > 0) continue;
