@@ -168,7 +168,7 @@ GPT_BLOCK = {
 }  # fmt: skip
 
 XIELU = ".mlp.act_fn."
-AS_FLOATS = ("conv", "ffn_gate_inp", "ssm_a", "ssm_d", "norm")  # tensors that llama.cpp reads as floats
+AS_FLOATS = (".conv.", "conv1d", "ffn_gate_inp", "ssm_a", "ssm_d", "norm")  # tensors that llama.cpp reads as floats
 EXPRESSIBLE = {
     "apertus": {"hidden_act": "xielu"},
     "deepseek_v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
