@@ -230,7 +230,7 @@ struct AttentionConfig {
   int64_t sliding_window;  // 0: none
   bool chunked = false;    // a query at p sees keys from p − p mod sliding_window on
   bool rotated_values = false;  // the values are keys in i8
-  int first_value = 0;  // of a head's outputs, those before it may have any value
+  int first_value = 0;  // outputs of a head before it may have any value
   const float *sinks = nullptr;  // [num_heads], a further score of each softmax, without a value; null: none
 };
 

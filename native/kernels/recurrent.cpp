@@ -209,7 +209,7 @@ void convolve(const Convolution &c) {
 
 void scan_state(const StateScan &s) {
   constexpr int kWidth = kScanVectors * kLanes;
-  float scale = 0.f;  // the same of all columns
+  float scale = 0.f;  // is the same for all columns
   auto run = [&](auto columns) FW_LAMBDA { scale = s.gated_delta ? columns.gated_delta() : columns.mamba2(); };
   int column = 0;
   for (; column < s.value_dim && column + kWidth <= s.padded_value_dim; column += kWidth) {

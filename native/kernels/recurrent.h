@@ -10,7 +10,7 @@ namespace foreword::kernels {
 
 enum class RecurrentKind : int { mamba2, gated_delta, short_conv };
 
-constexpr size_t kScaleFloats = 16;  // of the scale of a head's state, and unused ones
+constexpr size_t kScaleFloats = 16;  // the scale of a head's state, and unused floats
 
 // The sizes of the recurrent layers of a model; num_heads = 0: it has none.
 //
