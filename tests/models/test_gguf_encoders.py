@@ -176,6 +176,55 @@ def test_unigrams_are_those_of_the_directory(tmp_path):
         tokenizer_of(metadata)
 
 
+def of_pieces(stored, types, **more):
+    tokens = {"tokenizer.ggml.tokens": ("[str]", stored), "tokenizer.ggml.token_type": ("[i32]", types)}
+    ids = {"unknown": 1, "cls": 2, "seperator": 3}
+    return {"tokenizer.ggml.model": ("str", "bert"), **tokens, **more} | {
+        f"tokenizer.ggml.{name}_token_id": ("u32", i) for name, i in ids.items()
+    }
+
+
+def test_word_pieces_that_begin_no_word_or_are_added(tmp_path):
+    """▁ alone is ##▁; tokens that users add are stored as first tokens of words."""
+    pieces = {text: i for i, text in enumerate([*PIECES[:5], "a", "##▁", "##b", "<x>"])}
+    backend = Backend(models.WordPiece(pieces, unk_token="[UNK]"))
+    backend.add_special_tokens(PIECES[:5])
+    backend.add_tokens(["<x>"])
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    own = tokenizer_of(of_pieces([*PIECES[:5], "▁a", "▁", "b", "▁<x>"], [3] * 5 + [1] * 3 + [4]))
+    for text in ["a▁b", "ab<x>a", "x"]:
+        assert own.encode(text, add_special_tokens=False) == backend.encode(text).ids
+
+
+UNIGRAMS = {
+    "tokenizer.ggml.model": ("str", "t5"),
+    "tokenizer.ggml.tokens": ("[str]", ["<s>", "</s>", "x", "▁a"]),
+    "tokenizer.ggml.token_type": ("[i32]", [3, 3, 1, 1]),
+    "tokenizer.ggml.scores": ("[f32]", [0.0, 0.0, -1.0, -2.0]),
+}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (of_pieces([*PIECES[:5], ""], [3] * 5 + [1]), r"tokenizer\.ggml\.tokens\[5\] is empty"),
+        (
+            {k: v for k, v in of_pieces(["x"] * 5, [3] * 5).items() if "unknown" not in k},
+            r"unknown_token_id is missing, and no token is \[UNK\]",
+        ),
+        (UNIGRAMS, "unknown_token_id is missing, and no token is <unk>"),
+        (
+            {**UNIGRAMS, "tokenizer.ggml.scores": ("[f32]", [0.0, 0.0, float("nan"), -2.0])},
+            r"tokenizer\.ggml\.scores\[2\] is nan, not a finite number",
+        ),
+    ],
+)
+def test_vocabularies_that_would_fail_in_requests_are_refused(metadata, message):
+    with pytest.raises(ModelError, match=message):
+        tokenizer_of(metadata)
+
+
 def tokenizer_of(metadata):
     read = {key: np.array(value) if kind in ("[i32]", "[f32]") else value for key, (kind, value) in metadata.items()}
     return Tokenizer.from_gguf(read, of_encoder=True)

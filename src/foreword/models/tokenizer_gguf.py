@@ -209,15 +209,22 @@ def _merges(
 
 def _word_piece(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> tuple[Tokenizer, bool]:
     """Build a tokenizer of BERT's kind. The file has a word's first token as ▁token, and a later one, ##token, as
-    token. It does not say whether texts are lower-cased: they are unless a token has an upper-case letter.
+    token; ▁ alone is ##▁. It does not say whether texts are lower-cased: they are unless a token has an upper-case
+    letter.
     """
-    normal = [i for i, kind in enumerate(types) if kind == _Type.NORMAL]
-    for i in normal:
-        token = tokens[i]
+    normal = []
+    for i, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        is_first = len(token) > 1 and token[0] == "▁"
+        if kind == _Type.USER_DEFINED and is_first:
+            tokens[i] = token[1:]
+        if kind in (_Type.CONTROL, _Type.UNKNOWN, _Type.USER_DEFINED):
+            continue
+        if not token:
+            raise _wrong(f"tokenizer.ggml.tokens[{i}] is empty")
+        normal.append(i)
         if not (len(token) > 1 and token[0] == "[" and token[-1] == "]"):
-            tokens[i] = token[1:] if token[0] == "▁" else f"##{token}"
-    unknown = _token_id(metadata, "unknown", len(tokens))
-    name = "[UNK]" if unknown is None else tokens[unknown]
+            tokens[i] = token[1:] if is_first else f"##{token}"
+    name = tokens[_unknown(metadata, tokens, "[UNK]")]
     lowers = not any(tokens[i] != tokens[i].lower() for i in normal if tokens[i][0] != "[")
     backend = Tokenizer(models.WordPiece(_first_ids(tokens), unk_token=name))
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowers)
@@ -234,14 +241,27 @@ def _unigram(metadata: Mapping[str, object], tokens: list[str], types: Sequence[
         if not _get(metadata, key, bool, True):
             fix = "Use the model's directory with its tokenizer.json"
             raise ModelError(f"metadata tokenizer.ggml.{key} = False is not supported. {fix}")
-    scored = list(zip(tokens, map(float, _numbers(metadata, "scores", len(tokens))), strict=True))
-    backend = Tokenizer(models.Unigram(scored, _token_id(metadata, "unknown", len(tokens)), False))
+    scores = np.asarray(_numbers(metadata, "scores", len(tokens)), np.float64)
+    for i in np.flatnonzero(~np.isfinite(scores))[:1].tolist():
+        raise _wrong(f"tokenizer.ggml.scores[{i}] is {scores[i]}, not a finite number")
+    scored = list(zip(tokens, scores.tolist(), strict=True))
+    backend = Tokenizer(models.Unigram(scored, _unknown(metadata, tokens, "<unk>"), False))
     characters = metadata.get("tokenizer.ggml.precompiled_charsmap")
     if characters is not None:
         backend.normalizer = normalizers.Precompiled(np.asarray(characters, np.uint8).tobytes())
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     backend.decoder = decoders.Metaspace()
     return backend, True
+
+
+def _unknown(metadata: Mapping[str, object], tokens: list[str], usual: str) -> int:
+    """Return the token of unknown text: that of the file, else the one with the usual text. Raise ModelError if there
+    is none, because requests would fail.
+    """
+    unknown = _token_id(metadata, "unknown", len(tokens))
+    if unknown is None and usual not in tokens:
+        raise _wrong(f"tokenizer.ggml.unknown_token_id is missing, and no token is {usual}")
+    return tokens.index(usual) if unknown is None else unknown
 
 
 def _around_texts(metadata: Mapping[str, object], tokens: list[str]) -> processors.TemplateProcessing:
