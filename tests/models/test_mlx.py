@@ -263,3 +263,31 @@ def test_falcon_h1_is_refused(tmp_path):
     folder = write_model(tmp_path, tiny["config"], as_mlx_has(random_tensors(tiny["shapes"]), "falcon_h1"))
     with pytest.raises(ModelError, match="MLX has multiplied the weights of this falcon_h1 model"):
         load_model(folder)
+
+
+@pytest.mark.parametrize("scale", [140, 254, 255])
+def test_scales_of_mxfp8_that_no_float16_holds_are_refused(tmp_path, scale):
+    parts = draw(np.random.default_rng(0), 8, 64, "mxfp8", 8, 32)
+    parts["scales"] = np.full((8, 2), scale, np.uint8).view("|i1")
+    tensor = read(tmp_path, settings("mxfp8", 8, 32), under("w", parts))["w.weight"]
+    with pytest.raises(ModelError, match=r"'w\.scales': scale \S+ is not a number of at most 4096"):
+        tensor.dequantize()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        (
+            "block_sparse_moe.experts.1.w1.weight",
+            (40, 32),
+            r"experts\.1\.w1\.weight is there twice, once as MLX stores",
+        ),
+        ("block_sparse_moe.switch_mlp.gate_proj.weight", (4,), r"w1\.weight has shape \(4,\), not one of experts"),
+    ],
+)
+def test_experts_that_are_there_twice_or_not_stacked_are_refused(tmp_path, name, shape, message):
+    tiny = TINY["mixtral"]
+    tensors = as_mlx_has(random_tensors(tiny["shapes"]), "mixtral")
+    tensors[f"model.layers.0.{name}"] = np.zeros(shape, "<f4")
+    with pytest.raises(ModelError, match=message):
+        load_model(write_model(tmp_path, tiny["config"], tensors))

@@ -27,6 +27,7 @@ from foreword.models.quantized.matrix import (
     ConvertedRows,
     Found,
     Matrix,
+    checked,
     encoded,
     in_chunks,
     one_of,
@@ -116,7 +117,7 @@ class _Mxfp8Matrix:
         def rows(first: int, last: int) -> U8:
             values = E4M3.take(self.weight.rows[first:last].read()).reshape(-1, 32)
             exponents = self.scale.rows[first:last].read().astype(np.int32).reshape(-1, 1) - 127
-            values = np.ldexp(values, exponents)
+            values *= checked(self.scale, np.ldexp(1.0, exponents))
             if np.isnan(values).any():
                 raise self.weight.error("holds a NaN")
             return encoded(values, self.quant)
@@ -217,17 +218,26 @@ def as_converted(weights: Mapping[str, Tensor], config: Config) -> Mapping[str, 
     own_names = _NAMES.get(kind, {})
     for name, tensor in weights.items():
         own = ".".join(own_names.get(part_of, part_of) for part_of in name.split("."))
+        named = {own: tensor}
         if name in swapped:
             channels, kernel, _ = tensor.shape
-            found[own] = float_tensor(tensor.dequantize().reshape(channels, 1, kernel))
+            named = {own: float_tensor(tensor.dequantize().reshape(channels, 1, kernel))}
         elif swapped and kind in _NORMS_ARE_WHOLE and name.endswith(_NORMS):
-            found[own] = float_tensor(tensor.dequantize() - np.float32(1))
+            named = {own: float_tensor(tensor.dequantize() - np.float32(1))}
         elif _EXPERTS in name:
-            count, *shape = tensor.shape
-            height = len(tensor.stored) // count
-            for e in range(count):
-                expert = replace(tensor, stored=tensor.stored[e * height : (e + 1) * height], shape=tuple(shape))
-                found[own.replace(_EXPERTS, f".experts.{e}.")] = expert
-        else:
-            found[own] = tensor
+            named = dict(_experts(own, tensor, config))
+        for twice in named.keys() & found.keys():
+            raise config.error(f"{twice:.120} is there twice, once as MLX stores it", SAME_MODEL)
+        found |= named
     return found
+
+
+def _experts(name: str, stacked: Tensor, config: Config) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and tensors of the experts of a layer."""
+    if len(stacked.shape) < 2:
+        raise config.error(f"tensor {name:.120} has shape {stacked.shape}, not one of experts", SAME_MODEL)
+    count, *shape = stacked.shape
+    height = len(stacked.stored) // count
+    for e in range(count):
+        rows = stacked.stored[e * height : (e + 1) * height]
+        yield name.replace(_EXPERTS, f".experts.{e}."), replace(stacked, stored=rows, shape=tuple(shape))
