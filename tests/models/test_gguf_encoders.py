@@ -204,6 +204,9 @@ UNIGRAMS = {
     "tokenizer.ggml.scores": ("[f32]", [0.0, 0.0, -1.0, -2.0]),
 }
 
+UNKNOWN = {"tokenizer.ggml.unknown_token_id": ("u32", 2)}
+CHARACTERS = "tokenizer.ggml.precompiled_charsmap"
+
 
 @pytest.mark.parametrize(
     ("metadata", "message"),
@@ -218,6 +221,11 @@ UNIGRAMS = {
             {**UNIGRAMS, "tokenizer.ggml.scores": ("[f32]", [0.0, 0.0, float("nan"), -2.0])},
             r"tokenizer\.ggml\.scores\[2\] is nan, not a finite number",
         ),
+        (
+            {**UNIGRAMS, **UNKNOWN, CHARACTERS: ("[i32]", [0, 0, 0, 255, 0, 0, 0, 0])},
+            r"precompiled_charsmap has 8 bytes, which hold no trie of 4278190080 bytes",
+        ),
+        ({**UNIGRAMS, **UNKNOWN, CHARACTERS: ("str", "abc")}, "precompiled_charsmap is 'abc', not a list of bytes"),
     ],
 )
 def test_vocabularies_that_would_fail_in_requests_are_refused(metadata, message):

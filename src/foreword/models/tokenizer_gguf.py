@@ -246,12 +246,28 @@ def _unigram(metadata: Mapping[str, object], tokens: list[str], types: Sequence[
         raise _wrong(f"tokenizer.ggml.scores[{i}] is {scores[i]}, not a finite number")
     scored = list(zip(tokens, scores.tolist(), strict=True))
     backend = Tokenizer(models.Unigram(scored, _unknown(metadata, tokens, "<unk>"), False))
-    characters = metadata.get("tokenizer.ggml.precompiled_charsmap")
-    if characters is not None:
-        backend.normalizer = normalizers.Precompiled(np.asarray(characters, np.uint8).tobytes())
+    if characters := _characters(metadata):
+        backend.normalizer = normalizers.Precompiled(characters)
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     backend.decoder = decoders.Metaspace()
     return backend, True
+
+
+def _characters(metadata: Mapping[str, object]) -> bytes:
+    """Return the table of replaced characters: | bytes of the trie u32 | trie | texts |; empty without one. Raise
+    ModelError for a trie that is not in it, since tokenizers reserves as much memory as the number says.
+    """
+    key = "tokenizer.ggml.precompiled_charsmap"
+    value = metadata.get(key)
+    if value is None:
+        return b""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+        raise _wrong(f"{key} is {value!r:.80}, not a list of bytes")
+    data = value.astype(np.uint8).tobytes()
+    size = int.from_bytes(data[:4], "little")
+    if not 0 < size <= len(data) - 4:
+        raise _wrong(f"{key} has {len(data)} bytes, which hold no trie of {size} bytes")
+    return data
 
 
 def _unknown(metadata: Mapping[str, object], tokens: list[str], usual: str) -> int:
