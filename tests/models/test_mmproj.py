@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import astuple, replace
@@ -230,6 +231,14 @@ def test_a_decoder_without_sections_takes_no_vectors_of_rows_and_columns(tmp_pat
     name, record, _, file, tensors = made("qwen2-vl", tmp_path, has_sections=False)
     with pytest.raises(ModelError, match="the rotary positions of the decoder have no sections"):
         load_model(file, mmproj=write_encoder(tmp_path / "x.gguf", name, record, tensors))
+
+
+def test_a_decoder_of_more_sections_than_the_places_of_vectors_have_numbers_takes_no_images(tmp_path):
+    folder = write_seeing_model(tmp_path, RECORDED["qwen3-vl-moe"])
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["rope_parameters"] |= {"mrope_section": [1] * 4, "mrope_interleaved": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "the rotary positions of the decoder have 4 sections" in load_model(folder).no_images
 
 
 @pytest.mark.parametrize("experts", ["gate_up_proj", "down_proj"])

@@ -290,8 +290,9 @@ def _with_images(loaded: LoadedModel, images: LoadedVision, source: Path) -> Loa
         reason = f"its encoder has features for {spec.num_features} layers, and the decoder has {spec.num_layers}"
     elif loaded.num_features not in (None, spec.num_features):
         reason = f"its encoder has features for {spec.num_features} layers, the decoder takes {loaded.num_features}"
-    elif images.spec.is_placed and not spec.mrope_dims:
-        reason = "its encoder has vectors of rows and columns, and the rotary positions of the decoder have no sections"
+    elif images.spec.is_placed and not 0 < spec.mrope_dims <= images.num_axes:
+        what = f"{spec.mrope_dims} sections" if spec.mrope_dims else "no sections"
+        reason = f"its encoder has vectors of rows and columns, and the rotary positions of the decoder have {what}"
     if reason:
         raise ModelError(f"{source}: {reason}. Use encoder and decoder of the same model")
     unread = (*(key for key in loaded.unread_keys if key not in images.known), *images.unread)
