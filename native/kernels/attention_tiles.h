@@ -358,7 +358,7 @@ FW_INLINE int value_strips(const Probabilities &p, int dim, int d, int rows, con
   return d;
 }
 
-// From dimension d, the begin of a vector, on.
+// Adds the values of the dimensions from d on; a vector begins at d.
 template <class Values>
 void chunk_values(const Probabilities &p, int dim, int d, int rows, const ChunkTiles &c, int count, float *o,
                   size_t stride) {

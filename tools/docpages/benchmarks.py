@@ -163,18 +163,13 @@ def _tables(runs: Sequence[Run]) -> dict[str, tuple[Sequence[str], list[Sequence
                 if row["workload"] == "W1" and "peak_mb" in row and "load_s" in row
             ],
         ),
-        "long prompts": (
-            ("machine", "model", "engine", "weights", *_LONG, "memory, MB"),
-            [row for run in newest(runs, "long-prompts") for row in _by_model(run, _LONG)],
-        ),
-        "larger model": (
-            ("machine", "model", "engine", "weights", *FIGURES, "memory, MB"),
-            [row for run in newest(runs, "larger-model") for row in _by_model(run, FIGURES)],
-        ),
-        "hybrid": (
-            ("machine", "model", "engine", "weights", *FIGURES, "memory, MB"),
-            [row for run in newest(runs, "hybrid") for row in _by_model(run, FIGURES)],
-        ),
+        **{
+            name: (
+                ("machine", "model", "engine", "weights", *figures, "memory, MB"),
+                [row for run in newest(runs, name.replace(" ", "-")) for row in _by_model(run, figures)],
+            )
+            for name, figures in (("long prompts", _LONG), ("larger model", FIGURES), ("hybrid", FIGURES))
+        },
         "host": (
             ("machine", *(result["workload"] for result in host[0].results)),
             [(run.machine, *(_pair(*reversed(_host(result))) for result in run.results)) for run in host],

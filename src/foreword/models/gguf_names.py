@@ -7,7 +7,7 @@ which stands beside the file of its model; and most names have the format of the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
 _PART = re.compile(r"-[0-9]{5}(-of-(?!00000)([0-9]{5})\.gguf)\Z")
@@ -49,15 +49,21 @@ def is_mmproj(name: str) -> bool:
     return PurePath(name).name.lower().startswith("mmproj")
 
 
+def folders_of_mmproj(model: PurePath) -> Sequence[PurePath]:
+    """Return where the encoder for the file of a model may be, the first place first: in its folder, and for a part of
+    a split model in the one above, because parts often have a folder of their own.
+    """
+    return model.parents[: 2 if len(part_names(model.name)) > 1 else 1]
+
+
 def mmproj_of(model: str, names: Iterable[str]) -> str | None:
-    """Return the encoder for the file of a model among files, of those in its folder: the only one, or the one whose
-    format is the model's, or the first of F16, BF16, Q8_0 and F32 that there is once. None if no file, or no single
-    one, is it. The parts of a split model often have a folder of their own: if no encoder is in it, it is in the one
-    above.
+    """Return the encoder for the file of a model among files, of those in the first of its folders that has any, see
+    `folders_of_mmproj`: the only one, or the one whose format is the model's, or the first of F16, BF16, Q8_0 and F32
+    that there is once. None if no file, or no single one, is it.
     """
     encoders = [name for name in names if name.endswith(".gguf") and is_mmproj(name)]
     found: list[str] = []
-    for folder in PurePath(model).parents[: 2 if len(part_names(model)) > 1 else 1]:
+    for folder in folders_of_mmproj(PurePath(model)):
         found = found or [name for name in encoders if PurePath(name).parent == folder]
     if len(found) == 1:
         return found[0]

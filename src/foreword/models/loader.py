@@ -180,10 +180,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     size = dense[-1].outputs if dense else spec.hidden_size
     pooling = PoolingSpec(hidden_size=size, pooling=gguf_pooling(config), dense=dense)
     weights = FileWeights(weights_from_gguf(path, own, spec, family, pooling), gguf.files)
-    try:
-        tokenizer = Tokenizer.from_gguf(gguf.metadata)
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
+    tokenizer = _gguf_tokenizer(gguf)
     generation = generation_of_gguf(path, gguf.metadata)
     loaded = _loaded(spec, weights, tokenizer, name, path, pooling, generation, config, family.keys, family)
     num_features = config.get(NUM_FEATURES.name, int, 0) if NUM_FEATURES.name in family.keys else 0
@@ -198,12 +195,16 @@ def _load_gguf_encoder(path: Path, gguf: GGUF, family: EncoderFamily, name: str)
     spec = family.read(config)
     pooling = replace(gguf_encoder_pooling(config, family), num_token_types=spec.num_token_types)
     weights = FileWeights(encoder_weights(path, gguf.tensors, spec, family, pooling), gguf.files)
-    try:
-        tokenizer = Tokenizer.from_gguf(gguf.metadata, of_encoder=True)
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
+    tokenizer = _gguf_tokenizer(gguf, of_encoder=True)
     loaded = _loaded(spec, weights, tokenizer, name, path, pooling, GenerationFiles(), config, family.keys)
     return replace(loaded, from_gguf=True)
+
+
+def _gguf_tokenizer(gguf: GGUF, *, of_encoder: bool = False) -> Tokenizer:
+    try:
+        return Tokenizer.from_gguf(gguf.metadata, of_encoder=of_encoder)
+    except ModelError as error:
+        raise ModelError(f"{gguf.path}: {error}") from None
 
 
 def _load_directory(folder: Path, name: str) -> LoadedModel:

@@ -24,7 +24,7 @@ from foreword.models.families.vision_base import (
 )
 from foreword.models.files import FileRows, ModelFile
 from foreword.models.gguf import GGUF, read_gguf
-from foreword.models.gguf_names import is_mmproj, mmproj_of, part_names
+from foreword.models.gguf_names import folders_of_mmproj, is_mmproj, mmproj_of
 from foreword.models.keys import Keys
 from foreword.models.naming import vision_weights
 from foreword.models.text_files import read_object
@@ -156,7 +156,7 @@ def find_mmproj(model: Path) -> Path | None:
     ModelError for several none of which is chosen.
     """
     model = model.absolute()
-    near = (model.parent, model.parent.parent) if len(part_names(model.name)) > 1 else (model.parent,)
+    near = map(Path, folders_of_mmproj(model))
     found = [str(path) for folder in near for path in sorted(folder.glob("*.gguf")) if is_mmproj(path.name)]
     chosen = mmproj_of(str(model), found)
     if found and chosen is None:

@@ -27,18 +27,22 @@ ACTIVATIONS: Mapping[str, Activation] = {
 MAX_WINDOW = 2**31 - 1
 _OF_HEADS = "*.nextn_predict_layers"
 _SAME_AS_HEAD_DIM = ("v_head_dim", "head_dim_swa", "v_head_dim_swa")
-DECODER = (
+SIZES = (
     Key("vocab_size", gguf="vocab_size"),
     Key("hidden_size", gguf="embedding_length"),
     Key("intermediate_size", gguf="feed_forward_length"),
     Key("num_hidden_layers", gguf="block_count"),
     Key("num_attention_heads", gguf="attention.head_count"),
+    Key("max_position_embeddings", gguf="context_length"),
+)
+"""The keys of sizes that decoders and encoders have."""
+DECODER = (
+    *SIZES,
     Key("num_key_value_heads", gguf="attention.head_count_kv"),
     Key("head_dim", gguf="attention.key_length"),
     Key("v_head_dim", gguf="attention.value_length"),
     Key("head_dim_swa", gguf="attention.key_length_swa"),
     Key("v_head_dim_swa", gguf="attention.value_length_swa"),
-    Key("max_position_embeddings", gguf="context_length"),
     Key("rms_norm_eps", 1e-6, gguf="attention.layer_norm_rms_epsilon"),
     Key("tie_word_embeddings", False),
     *ROPE_KEYS,
@@ -199,11 +203,11 @@ class Family:
     with what they are in ``names``. unused: beginnings of the names of tensors that are left out: of heads that are not
     run, and of what its reference leaves out. constants: weights that no file has, by their one number; names of
     experts begin with ``experts.``. norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q
-    and k rows in interleaved rotary order; interleaved_key: of a config.json that says whether they do.
-    gguf: the architecture's name in GGUF files, if it has one; more_gguf: other
-    names; shared_gguf: that of another family, which its GGUF files have if it has none. gguf_names: where its GGUF
-    files differ from `GGUF_NAMES`. gguf_numbers: keys of their metadata with a number for each layer {i}, which is the
-    tensor blk.{i}.KEY in ``gguf_names``. gguf_interleaved: they hold q and k rows in interleaved rotary order.
+    and k rows in interleaved rotary order; interleaved_key: the key of a config.json that says whether they do.
+    gguf: the architecture's name in GGUF files, if it has one; more_gguf: other names; shared_gguf: that of another
+    family, which its GGUF files have if it has none. gguf_names: where its GGUF files differ from `GGUF_NAMES`.
+    gguf_numbers: keys of their metadata with a number for each layer {i}, which is the tensor blk.{i}.KEY in
+    ``gguf_names``. gguf_interleaved: they hold q and k rows in interleaved rotary order.
     transposed_experts: safetensors with all experts of a layer in one tensor of floats hold each as [in, out]; None:
     some do, which their shapes say. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files;
     None: the same. parts_of_layer: as many layers of a spec are one layer of its files. is_scaled_in_gguf: weights of

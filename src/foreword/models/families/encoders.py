@@ -8,7 +8,7 @@ from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
-from foreword.models.families.base import ACTIVATIONS, Rows, layers_of, num_layers
+from foreword.models.families.base import ACTIVATIONS, SIZES, Rows, layers_of, num_layers
 from foreword.models.keys import Key, Keys, only, table
 from foreword.models.pooling import HeadLayer
 from foreword.models.rope import ROPE_KEYS, rope_parameters, rope_spec
@@ -171,8 +171,7 @@ def weight_and_bias(names: Mapping[str, str]) -> dict[str, str]:
 
 _TRAINED = "max_trained_positions"
 _COMMON = (
-    *map(Key, ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")),
-    Key("max_position_embeddings"),
+    *SIZES,
     Key("tie_word_embeddings", values=(True, False)),  # with the head of masked language models
     only("is_causal", False),
     *(only(name, False) for name in ("is_decoder", "is_encoder_decoder", "add_cross_attention")),
@@ -290,9 +289,8 @@ def qkv_rows(spec: EncoderSpec) -> Mapping[str, Rows]:
 
 
 def _modernbert_rows(spec: EncoderSpec) -> Mapping[str, Rows]:
-    d, inner = spec.hidden_size, spec.intermediate_size
-    qkv = {name: Rows("qkv", i * d, (i + 1) * d) for i, name in enumerate("qkv")}
-    return {**qkv, "gate": Rows("gate_up", 0, inner), "up": Rows("gate_up", inner, 2 * inner)}
+    inner = spec.intermediate_size
+    return {**qkv_rows(spec), "gate": Rows("gate_up", 0, inner), "up": Rows("gate_up", inner, 2 * inner)}
 
 
 ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {

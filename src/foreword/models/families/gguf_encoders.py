@@ -9,32 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from foreword.models.config import Config
-from foreword.models.encoder_spec import EncoderSpec
-from foreword.models.families.base import GGUF_LAYER, Rows
-from foreword.models.families.encoders import (
-    ENCODER_FAMILIES,
-    EncoderFamily,
-    bert,
-    modernbert,
-    no_head,
-    nomic_bert,
-    qkv_rows,
-    weight_and_bias,
-)
+from foreword.models.families.base import GGUF_LAYER
+from foreword.models.families.encoders import ENCODER_FAMILIES, EncoderFamily, no_head, qkv_rows, weight_and_bias
 from foreword.models.keys import Key, Keys, only, only_in_gguf, table
-from foreword.models.pooling import HeadLayer
 
 LABELS = "classifier_labels"
 RANK = 4
 """The pooling_type of a classifier."""
 _COMMON = (
-    Key("vocab_size", gguf="vocab_size"),
-    Key("hidden_size", gguf="embedding_length"),
-    Key("intermediate_size", gguf="feed_forward_length"),
-    Key("num_hidden_layers", gguf="block_count"),
-    Key("num_attention_heads", gguf="attention.head_count"),
-    Key("max_position_embeddings", gguf="context_length"),
     only("is_causal", False, gguf="attention.causal"),
     Key("pooling_type", 0, (0, 1, 2, 3, RANK), gguf="pooling_type", gguf_default=0),
     Key(LABELS, gguf="classifier.output_labels", kind=list),
@@ -74,31 +56,18 @@ def _keys(family: str, **names: str) -> Keys:
     return table(own, _COMMON, named)
 
 
-def _head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
-    hidden = config.size("hidden_size")
-    return HeadLayer(hidden, hidden, activation="tanh"), HeadLayer(hidden, labels)
-
-
-def _modernbert_rows(spec: EncoderSpec) -> Mapping[str, Rows]:
-    inner = spec.intermediate_size
-    return {**qkv_rows(spec), "gate": Rows("gate_up", 0, inner), "up": Rows("gate_up", inner, 2 * inner)}
-
-
 GGUF_ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
     "bert": replace(
         ENCODER_FAMILIES["bert"],
-        spec=bert,
         keys=_keys("bert", layer_norm_eps="attention.layer_norm_epsilon"),
         prefix="",
         names=_NAMES,
-        head=_head,
         fused=qkv_rows,
         fused_end=".attn_qkv.weight",
         unused=(),
     ),
     "nomic-bert": replace(
         ENCODER_FAMILIES["nomic_bert"],
-        spec=nomic_bert,
         keys=_keys("nomic_bert", layer_norm_eps="attention.layer_norm_epsilon", rope_theta="rope.freq_base"),
         prefix="",
         names=_NAMES,
@@ -108,7 +77,6 @@ GGUF_ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
     ),
     "modern-bert": replace(
         ENCODER_FAMILIES["modernbert"],
-        spec=modernbert,
         keys=_keys(
             "modernbert",
             norm_eps="attention.layer_norm_epsilon",
@@ -119,7 +87,6 @@ GGUF_ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
         ),
         prefix="",
         names=_MODERNBERT_NAMES,
-        fused=_modernbert_rows,
         head=no_head,
         unused=(),
     ),
