@@ -253,6 +253,12 @@ def test_what_does_not_fit_is_refused(tmp_path, quantization, parts, message):
         read(tmp_path, quantization, under("w", parts))
 
 
+def test_settings_of_a_layer_that_is_not_quantised_are_refused(tmp_path):
+    tensors = {**under("w", W4), "c.weight": np.ones((8, 128), "<f4")}
+    with pytest.raises(ModelError, match=r"quantization_config\.c = \{'group_size': 64.* is not supported"):
+        read(tmp_path, {**settings("affine", 4, 64), "c": settings("affine", 8, 64)}, tensors)
+
+
 def test_two_settings_that_differ_are_refused(tmp_path):
     with pytest.raises(ModelError, match="quantization_config differs from quantization"):
         read(tmp_path, settings("affine", 4, 64), under("w", W4), quantization_config=settings("affine", 8, 64))

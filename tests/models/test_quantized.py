@@ -455,6 +455,8 @@ def test_modelopt_may_quantise_no_matrix(tmp_path, own):
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": own}))
     for quantization in (None, {"quant_method": "modelopt", **own}):
         assert list(read(tmp_path, quantization, parts)) == ["w.weight"]
+    with pytest.raises(ModelError, match=r"quantization_config\.rotation = True is not supported"):
+        read(tmp_path, {"quant_method": "modelopt", **own, "rotation": True}, parts)
 
 
 def quantized_model(folder, name, quantization, draw, loop):

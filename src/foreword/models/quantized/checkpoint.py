@@ -24,7 +24,7 @@ from foreword.models.quantized.bitsandbytes import bitsandbytes_matrices
 from foreword.models.quantized.compressed import compressed_matrices
 from foreword.models.quantized.fp8 import fp8_matrices
 from foreword.models.quantized.integers import integer_matrices
-from foreword.models.quantized.matrix import SAME_MODEL, ConvertedRows, one_of
+from foreword.models.quantized.matrix import SAME_MODEL, WITHOUT_IT, ConvertedRows, check_unread, one_of
 from foreword.models.quantized.mlx import as_converted, mlx_matrices
 from foreword.models.quantized.mxfp4 import mxfp4_matrices
 from foreword.models.quantized.nvfp4 import modelopt_matrices
@@ -118,20 +118,16 @@ def _plain_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Te
     settings = Config(config.path, {f"quantization_config.{key}": value for key, value in given.items()})
     method = one_of(settings, "quant_method", default, methods)
     reader = _READERS[method]
-    if method == "modelopt" and settings.value("quantization_config.quant_algo") is None:
-        return {name: entry.tensor() for name, entry in entries.items() if not name.endswith(_OF_ACTIVATIONS)}
+    is_plain = method == "modelopt" and settings.value("quantization_config.quant_algo") is None
     weights: dict[str, Tensor] = {}
     used: set[str] = set()
-    for name, matrix, parts in reader(entries, settings, method):
+    for name, matrix, parts in () if is_plain else reader(entries, settings, method):
         if not isinstance(matrix, Tensor):
             matrix = Tensor(ConvertedRows(matrix, 0, matrix.shape[0]), matrix.quant, matrix.shape)
         weights[name] = matrix
         used.update(part.name for part in parts)
-    for key, value in settings.values.items():
-        if value and key not in settings.read and key.removeprefix("quantization_config.") not in _WITHOUT_EFFECT:
-            fix = "Use a checkpoint without it, or an unquantised one"
-            raise settings.error(f"{key} = {value!r:.80} is not supported", fix)
-    if not weights:
+    check_unread(settings, _WITHOUT_EFFECT, f"{WITHOUT_IT}, or an unquantised one")
+    if not weights and not is_plain:
         raise config.error(f"quantization_config says {method}, but no weight is stored so", SAME_MODEL)
     for name, entry in entries.items():
         if name in used or (reader is not integer_matrices and name.endswith(_OF_ACTIVATIONS)):

@@ -23,7 +23,7 @@ from foreword.models.config import Config
 from foreword.models.files import FETCH_AGAIN
 from foreword.models.quantized.fp8 import fp8_matrix, sizes
 from foreword.models.quantized.integers import IntegerRows
-from foreword.models.quantized.matrix import MOST_COLUMNS, SAME_MODEL, Found, one_of, part
+from foreword.models.quantized.matrix import MOST_COLUMNS, SAME_MODEL, WITHOUT_IT, Found, check_unread, one_of, part
 from foreword.models.quantized.mxfp4 import mxfp4_tensor
 from foreword.models.quantized.nvfp4 import nvfp4_matrix
 from foreword.models.safetensors import Entry
@@ -35,7 +35,6 @@ _READ = {_PACKED: ("int", 4, 8), _INT: ("int", 4, 8), _FLOAT: ("float", 8), _NVF
 _NAIVE, _MIXED = "naive-quantized", "mixed-precision"
 _WITHOUT_EFFECT = ("strategy", "actorder", "scale_dtype", "zp_dtype", "observer", "observer_kwargs")
 """Keys of weights that the tensors show, or that describe how they were made."""
-_WITHOUT = "Use a checkpoint without it"
 
 
 class _Group(NamedTuple):
@@ -151,9 +150,7 @@ def _groups(settings: Config) -> Iterator[_Group]:
         if size not in (None, -1) and not 0 < size <= MOST_COLUMNS:
             raise own.error(f"group_size = {size!r:.80} is not from 1 to {MOST_COLUMNS}, -1 or null", FETCH_AGAIN)
         if block and form != _FLOAT:
-            raise own.error(f"block_structure = {list(block)} is not supported for {form}", _WITHOUT)
+            raise own.error(f"block_structure = {list(block)} is not supported for {form}", WITHOUT_IT)
         is_sorted = form == _PACKED and weights.get("actorder") in ("group", "dynamic", True)
         yield _Group(form, bits, max(size or 0, 0), own.get("symmetric", bool, True), block, is_sorted)
-        for key, value in weights.items():
-            if value and key not in own.read and key not in _WITHOUT_EFFECT:
-                raise own.error(f"{key} = {value!r:.80} is not supported", _WITHOUT)
+        check_unread(own, _WITHOUT_EFFECT, WITHOUT_IT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from foreword.models.safetensors import Entry
 from foreword.models.weights import Tensor
 
 SAME_MODEL = "Use configuration and weights of the same model"
+WITHOUT_IT = "Use a checkpoint without it"
 MOST_COLUMNS = 1 << 28
 LARGEST_SCALE = 4096
 """Times an integer of 4 bits, or times the largest e4m3 over 127, this is a float16."""
@@ -117,6 +118,13 @@ def part(entries: Mapping[str, Entry], whole: Entry, name: str, dtype: str) -> E
     if not found.is_float if dtype == "float" else found.dtype != dtype:
         raise found.error(f"dtype is {found.dtype}, expected {dtype}")
     return found
+
+
+def check_unread(settings: Config, without_effect: Collection[str], fix: str) -> None:
+    """Raise ModelError for a key with a value that was not read, and is not among those without effect."""
+    for key, value in settings.values.items():
+        if value and key not in settings.read and key.removeprefix("quantization_config.") not in without_effect:
+            raise settings.error(f"{key} = {value!r:.80} is not supported", fix)
 
 
 def one_of(settings: Config, key: str, default: str, supported: tuple[str, ...]) -> str:

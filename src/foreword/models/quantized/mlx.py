@@ -24,9 +24,11 @@ from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.quantized.fp8 import E4M3
 from foreword.models.quantized.matrix import (
     SAME_MODEL,
+    WITHOUT_IT,
     ConvertedRows,
     Found,
     Matrix,
+    check_unread,
     checked,
     encoded,
     in_chunks,
@@ -154,9 +156,7 @@ def mlx_matrices(entries: Mapping[str, Entry], settings: Config, method: str) ->
             values = {f"quantization_config.{key}": value for key, value in own.items()}
             of_layer = Config(settings.path, values, part=f"{path:.80}: ")
             mode, bits, size = _of_layer(of_layer)
-            for key, value in values.items():
-                if value and key not in of_layer.read:
-                    raise of_layer.error(f"{key} = {value!r:.80} is not supported", "Use a checkpoint without it")
+            check_unread(of_layer, (), WITHOUT_IT)
         elif own not in (None, True):
             raise settings.error(f"{path:.80} has scales, and quantization says {own!r:.80}", USE_ITS_CONFIG)
         part(entries, weight, name, "U32")
@@ -179,8 +179,6 @@ def mlx_matrices(entries: Mapping[str, Entry], settings: Config, method: str) ->
         else:
             matrix = _Mxfp8Matrix(weight, scale, flat) if mode == "mxfp8" else Nvfp4Matrix(weight, scale, 1.0, flat)
         yield Found(name, Tensor(ConvertedRows(matrix, 0, flat[0]), matrix.quant, shape), tuple(parts))
-    paths = {f"quantization_config.{name.removesuffix('.weight')}" for name in entries}
-    settings.read.update(paths & settings.values.keys())
 
 
 def _of_layer(own: Config) -> tuple[str, int, int]:
