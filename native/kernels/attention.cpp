@@ -28,6 +28,7 @@ namespace {
 
 constexpr int kTargetRows = 96;  // rows of a prefill tile: keys and values are unpacked once for all of them
 constexpr int kStageRows = 12;   // from this many rows on, bf16 keys and values are widened to floats first
+constexpr int kQueriesAhead = 2048;  // numbers of queries between those that are read and those that are prefetched
 int max_rows(const AttentionConfig &c) { return attention_queries(c) * group_size(c); }
 
 // ---------------------------------------------------------------------------------------------- queries
@@ -55,6 +56,7 @@ void gather_queries(const KVLayer &kv, const AttentionConfig &c, const Attention
         continue;
       }
       for (int d = 0; d < dim; d += kLanes) {
+        prefetch<1>(x + d + kQueriesAhead);
         if (kBf16Dot && kv.format == KVFormat::bf16) {
           store_bf16(q.bf16 + q.at(row, d), load(x + d));
         } else {
@@ -88,10 +90,11 @@ void merge_row(float *total, const float *part, int dim) {
   total[dim] = m;
 }
 
-// Merges the rows into the totals; they begin the next split.
-void end_split(const AttentionScratch &s, int rows) {
+// Merges the rows into the totals; they begin the next split. The rows of a tile's only split are its totals.
+void end_split(const AttentionScratch &s, int rows, bool is_only) {
   for (int row = 0; row < rows; ++row) {
     s.part.l(row) = reduce_add(load(s.lane_sums + row * kLanes));
+    if (is_only) continue;
     merge_row(s.total.o(row), s.part.o(row), s.part.dim);
     begin_split(s, row);
   }
@@ -204,21 +207,24 @@ void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &ti
     begin_split(s, row);
   }
 
-  for (int64_t split = tile.key_begin / kSplit * kSplit; split < tile.key_end; split += kSplit) {
+  const int64_t first_split = tile.key_begin / kSplit * kSplit;
+  const bool is_only = first_split + kSplit >= tile.key_end;
+  const States &total = is_only ? s.part : s.total;
+  for (int64_t split = first_split; split < tile.key_end; split += kSplit) {
     const int64_t split_end = smaller(split + kSplit, tile.key_end);
     const int64_t first = larger(split, tile.key_begin / kChunk * kChunk);
     for (int64_t begin = first; begin < split_end; begin += kChunk) {
       attend_chunk(kv, c, tile, begin, smaller(begin + kChunk, split_end), s);
     }
-    end_split(s, rows);
+    end_split(s, rows, is_only);
   }
 #if defined(FOREWORD_SIMD_AMX)
   release_tiles();
 #endif
   if (tile.partial) {
-    std::memcpy(tile.partial, s.total.data, sizeof(float) * size_t(rows) * s.total.stride());
+    std::memcpy(tile.partial, total.data, sizeof(float) * size_t(rows) * total.stride());
   } else {
-    write_out(c, tile, s.total);
+    write_out(c, tile, total);
   }
 }
 
