@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from foreword.models.families import FAMILIES
+from foreword.models.families import FAMILIES, OF_CLASSES
 from foreword.models.quants import Quant
 from models import gguf_writer
 
@@ -29,6 +29,8 @@ ARCHITECTURES = {
     "internlm3": "llama", "iquestcoder": "llama", "youtu": "deepseek2", "solar_open": "glm4moe",
     "glm4_moe_lite": "deepseek2",
     "bitnet": "bitnet", "apertus": "apertus",
+    "exaone": "exaone", "internlm2": "internlm2", "deepseek": "deepseek", "bailing_moe": "bailingmoe",
+    "bailing_moe_v2": "bailingmoe2", "glm": "chatglm",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "falcon": "falcon", "phi": "phi2",
 }  # fmt: skip
 # Models of the same model_type: with experts, for embeddings.
@@ -45,6 +47,9 @@ INTERLEAVED = {
     "minicpm",
     "mistral3",
     "olmo",
+    "internlm2",
+    "deepseek",
+    "bailingmoe",
 }  # architectures whose q and k rows are in interleaved rotary order
 DELTA = {"qwen3next", "qwen35", "qwen35moe"}
 GEMMA = {"gemma", "nemotron", "gemma2", "gemma3", "gemma-embedding"}  # GGUF files hold their norm weights as 1 + w
@@ -84,7 +89,8 @@ WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
          "model.per_layer_model_projection": "per_layer_model_proj",
          "model.per_layer_projection_norm": "per_layer_proj_norm",
          "model.embeddings": "token_embd", "model.norm_f": "output_norm",
-         "model.final_layernorm": "output_norm"}  # fmt: skip
+         "model.final_layernorm": "output_norm", "transformer.wte": "token_embd", "transformer.ln_f": "output_norm",
+         "model.tok_embeddings": "token_embd", "model.word_embeddings": "token_embd", "output": "output"}  # fmt: skip
 BLOCK = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -134,6 +140,11 @@ BLOCK = {
     "self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
     "self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm",
     "attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm",
+    "attn.attention.q_proj": "attn_q", "attn.attention.k_proj": "attn_k", "attn.attention.v_proj": "attn_v",
+    "attn.attention.out_proj": "attn_output", "ln_1": "attn_norm", "ln_2": "ffn_norm", "mlp.c_fc_0": "ffn_gate",
+    "mlp.c_fc_1": "ffn_up", "attention.wo": "attn_output", "attention_norm": "attn_norm",
+    "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
+    "attention.query_layernorm": "attn_q_norm", "attention.key_layernorm": "attn_k_norm",
     "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
 }  # fmt: skip
 DELTA_BLOCK = {
@@ -207,7 +218,8 @@ def architecture_of(config):
     if config.get("use_bidirectional_attention"):
         return "gemma-embedding"
     more = "_moe" if "moe" in config.get("layers_block_type", ()) else ""
-    return ARCHITECTURES[config["model_type"]] + more
+    family = OF_CLASSES.get((config.get("architectures") or [""])[0], config["model_type"])
+    return ARCHITECTURES[family] + more
 
 
 def interleave(tensor, head_dim, rotated=None):
@@ -266,7 +278,7 @@ def gguf_tensors(config, tensors):
     if architecture == "gemma4":
         written["rope_freqs.weight"] = rotary_divisors(config)
     for name, value in tensors.items():
-        name = further_layer(config, name.replace("backbone.", "model.", 1))
+        name = further_layer(config, name.replace("backbone.", "model.", 1).replace("transformer.h.", "model.layers."))
         name += ".weight" if name.endswith((".layer_scalar", ".correct_output_scale")) else ""
         if architecture == "falcon-h1":
             value = multiplied(config, name, value)
@@ -338,6 +350,12 @@ def converted(config, name, value):
         return {}
     layer, module, part = found.groups()
     match module:
+        case "attention" if part == "wqkv.weight" or (
+            part.startswith("query_key_value.") and not config.get("n_group")
+        ):
+            return separate(config, layer, value, by_head=part == "wqkv.weight")
+        case "mlp" if part == "gate.expert_bias":
+            return {f"blk.{layer}.exp_probs_b.bias": value}
         case "linear_attn" if config["model_type"] == "qwen3_next":
             return delta_net(config, layer, part, value)
         case "linear_attn":
@@ -394,6 +412,18 @@ def converted(config, name, value):
         case "feed_forward" if part == "expert_bias":
             return {f"blk.{layer}.exp_probs_b.bias": value}
     return {}
+
+
+def separate(config, layer, value, by_head):
+    """Queries, keys and values in interleaved order, of rows that stack them, or those of each key/value head."""
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    dim = value.shape[0] // (heads + 2 * groups)
+    turns = groups if by_head else 1
+    rows = value.reshape(turns, -1, value.shape[1])
+    ends = np.array([heads, heads + groups]) * dim // turns
+    q, k, v = (part.reshape(-1, value.shape[1]) for part in np.split(rows, ends, axis=1))
+    parts = {"q": interleave(q, dim), "k": interleave(k, dim), "v": v}
+    return {f"blk.{layer}.attn_{name}.weight": part for name, part in parts.items()}
 
 
 def gpt_oss_experts(layer, part, value):
@@ -488,13 +518,16 @@ def routed(architecture, config):
     """The metadata of experts in groups."""
     found = {
         "leading_dense_block_count": config["first_k_dense_replace"], "expert_count": config["n_routed_experts"],
-        "expert_shared_count": config["n_shared_experts"], "expert_group_count": config["n_group"],
-        "expert_group_used_count": config["topk_group"],
+        "expert_shared_count": config["n_shared_experts"],
         "expert_gating_func": 1 if config["model_type"] == "deepseek_v2" else 2,
     }  # fmt: skip
+    if "n_group" in config:
+        found |= {"expert_group_count": config["n_group"], "expert_group_used_count": config["topk_group"]}
+    if architecture in ("deepseek", "bailingmoe"):
+        del found["expert_gating_func"]
     return {f"{architecture}.{key}": ("u32", value) for key, value in found.items()} | {
-        f"{architecture}.expert_weights_scale": ("f32", config["routed_scaling_factor"]),
-        f"{architecture}.expert_weights_norm": ("bool", config["norm_topk_prob"]),
+        f"{architecture}.expert_weights_scale": ("f32", config.get("routed_scaling_factor", 1.0)),
+        f"{architecture}.expert_weights_norm": ("bool", config.get("norm_topk_prob", architecture != "deepseek")),
     }
 
 
@@ -735,6 +768,9 @@ def metadata(config):
     elif "n_routed_experts" in config and config["model_type"] != "nemotron_h":
         dense = config.get("mlp_layer_types", ()).count("dense")
         found |= routed(architecture, {"first_k_dense_replace": dense, **config})
+    if config["model_type"].startswith("bailing_moe"):
+        names = {"n_routed_experts": config["num_experts"], "n_shared_experts": config["num_shared_experts"]}
+        found |= routed(architecture, {"first_k_dense_replace": 0, **config, **names})
     if config.get("block_auto_adjust_ff_dim"):
         inner = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
         unit = config["block_multiple_of"]

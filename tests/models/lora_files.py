@@ -6,7 +6,7 @@ import numpy as np
 
 from foreword.models.quants import Quant
 from models import gguf_writer
-from models.gguf_models import BLOCK, GPT, INTERLEAVED, architecture_of, gpt_tensors, interleave, usual
+from models.gguf_models import BLOCK, GPT, INTERLEAVED, architecture_of, gpt_tensors, interleave, separate, usual
 from models.tiny import write_safetensors
 
 LINEAR = (
@@ -15,8 +15,13 @@ LINEAR = (
     *("self_attn.out_proj", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "mlp.c_fc", "mlp.c_proj"),
     *("shared_mlp.input_linear", "shared_mlp.output_linear"),
     *("query_key_value", ".dense", "dense_h_to_4h", "dense_4h_to_h", ".attn.c_attn", ".attn.c_proj"),
+    *("mlp.c_fc_0", "mlp.c_fc_1", ".attention.wqkv", ".attention.wo"),
     *("mlp.fc1", "mlp.fc2", "mlp.fc_in", "mlp.fc_out", ".attn.out_proj", ".attention.out_proj", ".fc1", ".fc2"),
 )
+
+
+SEPARATE = {"internlm2", "bailingmoe"}
+"""The architectures whose files have queries, keys and values apart, of a checkpoint that has them in one tensor."""
 
 
 def linear_modules(shapes, ends=LINEAR):
@@ -91,6 +96,11 @@ def gguf_parts(config, factors, alpha=8.0):
                 tensors[f"{stem}.lora_{letter}"] = Quant.F32, factor.shape, gguf_writer.f32(factor).ravel()
             continue
         _, _, layer, *rest = name.split(".")
+        if architecture in SEPARATE and rest[-1] in ("wqkv", "query_key_value"):
+            for stem, part in separate(config, layer, b, by_head=rest[-1] == "wqkv").items():
+                for letter, factor in (("a", a), ("b", part)):
+                    tensors[f"{stem}.lora_{letter}"] = Quant.F32, factor.shape, gguf_writer.f32(factor).ravel()
+            continue
         if architecture in INTERLEAVED and name.endswith(("q_proj", "k_proj")):
             b = interleave(b, head_dim)
         for letter, factor in (("a", a), ("b", b)):

@@ -198,8 +198,19 @@ def test_every_family_has_recorded_logits():
 
 def test_the_recorded_models_are_those_of_the_script():
     script = (Path(__file__).parents[1] / "data" / "models" / "make_tiny.py").read_text(encoding="utf-8")
-    of_kind = {f"{name}-biased" for name in re.findall(r'"([\w-]+)": \("', script.partition("\nBIASES")[2])}
+    of_kind = {
+        f"{name}-biased" for name in re.findall(r'"([\w-]+)": \("', script.partition("\nBIASES")[2].partition("\n}")[0])
+    }
     assert {*re.findall(r'^    "([\w-]+)": transformers\.', script, re.M), *of_kind} == set(TINY)
+
+
+def test_models_of_one_model_type_are_told_apart_by_their_class(tmp_path):
+    path = make(tmp_path, "bailing2", model_type="bailing_moe")
+    assert_logits(load_model(path), "bailing2")
+    config = {**json.loads((path / "config.json").read_text()), "architectures": ["BailingMoeForCausalLM"]}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"routed_scaling_factor = 1\.5 is not supported"):
+        load_model(path)
 
 
 def older(config):

@@ -9,7 +9,7 @@ from models.reference_keys import families
 from models.test_model_keys import ALL, undeclared
 from transformers_coverage.not_native import NOT_NATIVE
 
-LACKED = {"minicpm"}  # by transformers
+LACKED = {"minicpm", "exaone", "internlm2", "deepseek", "bailing_moe", "bailing_moe_v2"}  # by transformers
 
 
 @pytest.mark.parametrize("model_type", [name for name in ALL if name in transformers.CONFIG_MAPPING])
@@ -19,7 +19,7 @@ def test_every_key_of_the_installed_transformers_is_declared(model_type):
     assert undeclared(model_type, reference["defaults"]) == []
 
 
-def test_transformers_has_every_family_but_one():
+def test_transformers_has_every_family_but_these():
     assert {name for name in ALL if name not in transformers.CONFIG_MAPPING} == LACKED
 
 

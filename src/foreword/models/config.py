@@ -219,7 +219,7 @@ ROPE_FACTORS = {
 }
 """Tensors of a GGUF file that are parameters of the rotary embedding."""
 _TOLD_BY_TENSORS: Mapping[str, str | tuple[str, ...]] = {
-    **dict.fromkeys(("attention_bias", "use_qkv_bias", "use_bias"), (".attn_q.bias", ".attn_qkv.bias")),
+    **dict.fromkeys(("attention_bias", "use_qkv_bias", "use_bias", "bias"), (".attn_q.bias", ".attn_qkv.bias")),
     **dict.fromkeys(("attention_out_bias", O_BIAS), ".attn_output.bias"),
     "mlp_bias": ".ffn_down.bias",
     "use_qk_norm": ".attn_q_norm.weight",

@@ -12,7 +12,7 @@ from foreword.errors import ModelError, UnsupportedModelError
 from foreword.models import registry
 from foreword.models.config import USE_ITS_CONFIG, Config, config_from_gguf, read_config
 from foreword.models.encoder_spec import EncoderSpec
-from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, TEXT_MODELS, TEXT_PARTS
+from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, OF_CLASSES, TEXT_MODELS, TEXT_PARTS
 from foreword.models.families.base import NUM_FEATURES, Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.families.gguf_encoders import GGUF_ENCODER_FAMILIES
@@ -35,7 +35,14 @@ from foreword.models.naming import (
 from foreword.models.next_token import NextTokenHead, read_head, without_head
 from foreword.models.ollama_names import from_ollama
 from foreword.models.pooling import HeadLayer, PoolingSpec
-from foreword.models.pooling_files import gguf_dense, gguf_encoder_pooling, gguf_pooling, has_logits, read_pooling
+from foreword.models.pooling_files import (
+    architectures,
+    gguf_dense,
+    gguf_encoder_pooling,
+    gguf_pooling,
+    has_logits,
+    read_pooling,
+)
 from foreword.models.quants import Quant
 from foreword.models.rope import with_usual_sections
 from foreword.models.safetensors import read_directory
@@ -226,6 +233,7 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
         default = TEXT_MODELS[model_type]
         model_type = default if config is whole else config.get("model_type", str, default)
         model_type = TEXT_PARTS.get(model_type, model_type)
+    model_type = next((OF_CLASSES[name] for name in architectures(config) if name in OF_CLASSES), model_type)
     family = FAMILIES.get(model_type)
     if family is None:
         raise _unsupported(config_path, f"model_type {model_type!r}", "directories", {**FAMILIES, **ENCODER_FAMILIES})

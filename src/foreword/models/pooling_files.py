@@ -18,16 +18,17 @@ _RESULTS = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 
 def is_classifier(config: Config) -> bool:
     """Return whether the model has the head of a classifier in place of logits."""
-    return any(name.endswith("ForSequenceClassification") for name in _architectures(config))
+    return any(name.endswith("ForSequenceClassification") for name in architectures(config))
 
 
 def has_logits(config: Config) -> bool:
     """Return whether the model was saved with logits: not a classifier, nor a model without any head."""
     heads = ("ForSequenceClassification", "Model")
-    return not any(name.endswith(heads) and not name.endswith("LMHeadModel") for name in _architectures(config))
+    return not any(name.endswith(heads) and not name.endswith("LMHeadModel") for name in architectures(config))
 
 
-def _architectures(config: Config) -> Sequence[str]:
+def architectures(config: Config) -> Sequence[str]:
+    """Return the names of the classes of a config.json. Raise ModelError for other values."""
     names = config.sequence("architectures")
     if not all(isinstance(name, str) for name in names):
         raise config.error(f"architectures is {names!r:.80}, not a list of names", USE_ITS_CONFIG)

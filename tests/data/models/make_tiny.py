@@ -10,6 +10,7 @@ import copy
 import json
 import sys
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,19 @@ MODELS = {
     "qwen3-vl-moe": transformers.Qwen3MoeConfig(
         **SIZES, **EXPERTS, num_experts=6, head_dim=12, norm_topk_prob=True,
         rope_parameters={**ROPE, "mrope_section": [2, 2, 2]},
+    ),
+    "exaone": transformers.LlamaConfig(**SIZES, head_dim=12, tie_word_embeddings=True, rope_parameters=LLAMA3),
+    "internlm2": transformers.LlamaConfig(**SIZES, rope_parameters={**ROPE, "rope_type": "dynamic", "factor": 2.0}),
+    "deepseek": transformers.Qwen2MoeConfig(
+        **SIZES, **EXPERTS, num_experts=6, shared_expert_intermediate_size=24, norm_topk_prob=False,
+        mlp_only_layers=[0], rope_parameters=ROPE,
+    ),
+    "bailing": transformers.Qwen2MoeConfig(
+        **SIZES, **EXPERTS, num_experts=6, shared_expert_intermediate_size=24, norm_topk_prob=True, rope_parameters=ROPE
+    ),
+    "bailing2": transformers.Glm4MoeConfig(
+        **SIZES, **GROUPS, n_shared_experts=1, head_dim=12, use_qk_norm=True, norm_topk_prob=True,
+        rope_parameters=HALF, routed_scaling_factor=1.5,
     ),
     "bamba": transformers.BambaConfig(
         **SIZES, attn_layer_indices=[2], mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=12,
@@ -448,35 +462,142 @@ def biased(name):
 
 
 MODELS |= {f"{name}-biased": biased(name) for name in BIASES}
+
+
+@dataclass(frozen=True)
+class SameArithmetic:
+    """A model that transformers lacks, or does not run without an encoder of images, computed by another.
+
+    without: the keys that are left out of the other's configuration. own: those that replace them. modules: the modules
+    of the other for each own one, whose rows it stacks: as often as ``groups`` in turns. zeros: ends of the names of
+    the other's tensors that are 0. doubled: an own module whose weights are doubled in the other.
+    """
+
+    without: tuple = ()
+    own: dict = field(default_factory=dict)
+    modules: dict = field(default_factory=dict)
+    groups: int = 1
+    zeros: tuple = ()
+    doubled: str = "-"
+
+    def parts(self, names):
+        """{own name: the names of the other's tensors that it stacks}, the tensors that are zeros under None."""
+        order = [module for modules in self.modules.values() for module in modules]
+        found = {}
+        for name in sorted(names, key=lambda name: [f".{module}." in f".{name}." for module in reversed(order)]):
+            own = f".{name}."
+            for new, modules in self.modules.items():
+                for module in modules:
+                    own = own.replace(f".{module}.", f".{new}.")
+            found.setdefault(None if name.endswith(self.zeros or "-") else own[1:-1], []).append(name)
+        return found
+
+    def shapes(self, shapes):
+        """{own name: shape} for the shapes of the other."""
+        return {
+            own: [sum(shapes[name][0] for name in names), *shapes[names[0]][1:]]
+            for own, names in self.parts(shapes).items() if own
+        }  # fmt: skip
+
+    def as_other(self, shapes, tensors):
+        """The tensors of the other, of these shapes, for own ones."""
+        found = {}
+        for own, names in self.parts(shapes).items():
+            if own is None:
+                found |= {name: np.zeros(shapes[name], "<f4") for name in names}
+                continue
+            groups = self.groups if len(names) > 1 else 1
+            rows = tensors[own].reshape(groups, -1, *shapes[names[0]][1:])
+            ends = np.cumsum([shapes[name][0] // groups for name in names])
+            factor = np.float32(2 if self.doubled in own else 1)
+            for name, part in zip(names, np.split(rows, ends[:-1], axis=1), strict=True):
+                found[name] = np.ascontiguousarray(part).reshape(shapes[name]) * factor
+        return found
+
+
+_QWEN2_MOE = (
+    "norm_topk_prob", "sliding_window", "use_sliding_window", "max_window_layers", "decoder_sparse_step", "num_experts",
+    "mlp_only_layers", "shared_expert_intermediate_size", "layer_types", "qkv_bias", "output_router_logits",
+    "router_aux_loss_coef",
+)  # fmt: skip
+_QWEN2_MOE_ZEROS = ("_proj.bias", "shared_expert_gate.weight")  # without a bias; half of the shared expert
+_SHARED = {f"mlp.shared_experts.{name}_proj": (f"mlp.shared_expert.{name}_proj",) for name in ("gate", "up", "down")}
+_BAILING = {
+    "attention.query_key_value": tuple(f"self_attn.{name}_proj" for name in "qkv"),
+    "attention.dense": ("self_attn.o_proj",),
+    "word_embeddings": ("embed_tokens",),
+}
 SAME_ARITHMETIC = {
-    "minicpm": (
+    "minicpm": SameArithmetic(
         ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"),
         {"model_type": "minicpm", "architectures": ["MiniCPMForCausalLM"], "scale_emb": 3.0, "scale_depth": 0.7,
          "dim_model_base": 16},
     ),
-    "qwen3-vl-moe": (
+    "qwen3-vl-moe": SameArithmetic(
         ("norm_topk_prob", "sliding_window", "use_sliding_window"),
         {"model_type": "qwen3_vl_moe_text", "architectures": ["Qwen3VLMoeForConditionalGeneration"]},
     ),
+    "exaone": SameArithmetic(
+        ("num_hidden_layers", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias"),
+        {"model_type": "exaone", "architectures": ["ExaoneForCausalLM"], "num_layers": 4, "layer_norm_epsilon": 1e-6,
+         "activation_function": "silu"},
+        {"transformer.wte": ("model.embed_tokens",), "transformer.ln_f": ("model.norm",),
+         "transformer.h": ("model.layers",),
+         **{f"attn.attention.{name}_proj": (f"self_attn.{name}_proj",) for name in "qkv"},
+         "attn.attention.out_proj": ("self_attn.o_proj",), "mlp.c_fc_0": ("mlp.gate_proj",),
+         "mlp.c_fc_1": ("mlp.up_proj",), "mlp.c_proj": ("mlp.down_proj",),
+         "ln_1": ("input_layernorm",), "ln_2": ("post_attention_layernorm",)},
+    ),
+    "internlm2": SameArithmetic(
+        ("attention_bias", "mlp_bias"),
+        {"model_type": "internlm2", "architectures": ["InternLM2ForCausalLM"], "bias": False},
+        {"attention.wqkv": tuple(f"self_attn.{name}_proj" for name in "qkv"), "attention.wo": ("self_attn.o_proj",),
+         "model.tok_embeddings": ("model.embed_tokens",), "output": ("lm_head",), "feed_forward.w1": ("mlp.gate_proj",),
+         "feed_forward.w3": ("mlp.up_proj",), "feed_forward.w2": ("mlp.down_proj",),
+         "attention_norm": ("input_layernorm",), "ffn_norm": ("post_attention_layernorm",)},
+        groups=SIZES["num_key_value_heads"],
+    ),
+    "deepseek": SameArithmetic(
+        _QWEN2_MOE,
+        {"model_type": "deepseek", "architectures": ["DeepseekForCausalLM"], "n_routed_experts": 6,
+         "n_shared_experts": 2, "first_k_dense_replace": 1},
+        _SHARED,
+        zeros=_QWEN2_MOE_ZEROS,
+        doubled="shared_experts.down_proj",
+    ),
+    "bailing": SameArithmetic(
+        _QWEN2_MOE,
+        {"model_type": "bailing_moe", "architectures": ["BailingMoeForCausalLM"], "num_experts": 6,
+         "num_shared_experts": 2, "use_bias": False},
+        {**_SHARED, **_BAILING},
+        zeros=_QWEN2_MOE_ZEROS,
+        doubled="shared_experts.down_proj",
+    ),
+    "bailing2": SameArithmetic(
+        ("n_routed_experts", "n_shared_experts", "attention_bias", "norm_topk_prob", "num_nextn_predict_layers"),
+        {"model_type": "bailing_moe_v2", "architectures": ["BailingMoeV2ForCausalLM"], "num_experts": 8,
+         "num_shared_experts": 1},
+        {**_BAILING, "attention.query_layernorm": ("self_attn.q_norm",),
+         "attention.key_layernorm": ("self_attn.k_norm",), "expert_bias": ("e_score_correction_bias",)},
+    ),
 }  # fmt: skip
-"""Models that transformers lacks, or does not run without an encoder of images, computed by another with the same
-arithmetic: the keys that are left out of its configuration, and those that replace them.
-"""
 
 
-def record(config, folder, num_tokens):
+def record(config, folder, num_tokens, same):
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model.save_pretrained(folder)
     with safe_open(folder / "model.safetensors", "np") as file:
         shapes = {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
     written = json.loads((folder / "config.json").read_text())
-    write_model(folder, written, random_tensors(shapes))
+    own = same.shapes(shapes)
+    write_model(folder, written, same.as_other(shapes, random_tensors(own)))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     ids = np.random.default_rng(1).integers(3, config.vocab_size, num_tokens)
     with torch.no_grad():
         logits = model.eval()(torch.tensor(ids[None])).logits[0, -KEPT:].numpy()
     kept = [[float(f"{x:.7g}") for x in row] for row in logits]
-    return {"config": written, "shapes": shapes, "token_ids": ids.tolist(), "last_logits": kept}
+    changed = {k: v for k, v in written.items() if k not in same.without} | same.own
+    return {"config": changed, "shapes": own, "token_ids": ids.tolist(), "last_logits": kept}
 
 
 def main():
@@ -488,9 +609,8 @@ def main():
             recorded[name] = old[name]
             continue
         with tempfile.TemporaryDirectory() as folder:
-            recorded[name] = record(config, Path(folder), MORE_TOKENS.get(name, NUM_TOKENS))
-        without, own = SAME_ARITHMETIC.get(name, ((), {}))
-        recorded[name]["config"] = {k: v for k, v in recorded[name]["config"].items() if k not in without} | own
+            same = SAME_ARITHMETIC.get(name, SameArithmetic())
+            recorded[name] = record(config, Path(folder), MORE_TOKENS.get(name, NUM_TOKENS), same)
         spread = np.std(recorded[name]["last_logits"])
         print(f"{name}: {len(recorded[name]['shapes'])} tensors, logits vary by {spread:.3f}")
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in recorded.items())

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from foreword.models.families import (
     apertus,
+    bailing,
     bitnet,
     cohere,
     deepseek,
@@ -73,6 +74,7 @@ FAMILIES: Mapping[str, Family] = {
     **nanochat.FAMILIES,
     **bitnet.FAMILIES,
     **apertus.FAMILIES,
+    **bailing.FAMILIES,
 }
 """By ``model_type`` of a config.json."""
 
@@ -94,3 +96,5 @@ Without a `VisionFamily` it alone is run, and errors name the executor that runs
 """
 TEXT_PARTS: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 """Other names of families in the configuration of a text model."""
+OF_CLASSES: Mapping[str, str] = {"BailingMoeV2ForCausalLM": "bailing_moe_v2"}
+"""Names in ``architectures`` → the family, of models whose ``model_type`` is that of another family."""

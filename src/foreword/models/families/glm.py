@@ -77,7 +77,7 @@ _KEYS = table(
     partial_rotary_factor=0.5,
 )
 FAMILIES = {
-    "glm": Family("GLM 4 (first)", glm, _KEYS, interleaved=True, fused=_fused),
+    "glm": Family("GLM 4 (first)", glm, _KEYS, interleaved=True, fused=_fused, gguf="chatglm", gguf_interleaved=True),
     "glm4": Family(
         "GLM 4 (0414)",
         glm4,

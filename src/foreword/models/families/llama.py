@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.config import O_BIAS, USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     CAUSAL_OR_NOT,
     DECODER,
@@ -15,8 +15,11 @@ from foreword.models.families.base import (
     WINDOWS,
     WITH_BIASES,
     Family,
+    Rows,
+    by_head,
     decoder,
     experts,
+    module_names,
     num_layers,
     rope,
     same_window,
@@ -39,6 +42,18 @@ def internlm3(config: Config) -> DecoderSpec:
     if (has_bias := config.get("mlp_bias", bool)) != config.get("attention_bias", bool):
         raise config.refused("mlp_bias", has_bias)
     return decoder(config, "llama", (LayerSpec(rope(config)),) * num_layers(config))
+
+
+def internlm2(config: Config) -> DecoderSpec:
+    """Return the spec of InternLM 2 and 2.5: a Llama whose attention may have biases."""
+    has_bias, layers = config.get("bias", bool), (LayerSpec(rope(config)),) * num_layers(config)
+    return decoder(config, "llama", layers, qkv_bias=has_bias, o_bias=has_bias and config.get(O_BIAS, bool, True))
+
+
+def exaone(config: Config) -> DecoderSpec:
+    """Return the spec of EXAONE 3 and 3.5, and of EXAONE Deep, which are Llama with other names."""
+    inner = config.size("intermediate_size", 4 * config.size("hidden_size"))
+    return decoder(config, "llama", (LayerSpec(rope(config)),) * num_layers(config), intermediate_size=inner)
 
 
 def mistral(config: Config) -> DecoderSpec:
@@ -105,6 +120,12 @@ def smollm3(config: Config) -> DecoderSpec:
     return decoder(config, "smollm3", layers)
 
 
+def _grouped_rows(spec: DecoderSpec) -> Mapping[str, Rows]:
+    """Return the rows of wqkv, which has the queries of each key/value head before that and its value."""
+    queries = spec.num_heads // spec.num_kv_heads * spec.head_dim
+    return by_head(("q", queries), ("k", spec.head_dim), ("v", spec.head_dim))
+
+
 _WINDOW = "*.attention.sliding_window"
 _MIXTRAL = "model.layers.{i}.block_sparse_moe."
 _COMMON = (*DECODER, HIDDEN_ACT)
@@ -127,6 +148,53 @@ FAMILIES = {
         table(_BIASED, num_key_value_heads=2, head_dim=128, rms_norm_eps=1e-5),
         aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
         shared_gguf="llama",
+    ),
+    "internlm2": Family(
+        "InternLM 2 and 2.5",
+        internlm2,
+        table(_COMMON, [Key("bias", True)]),
+        names=module_names(
+            "model.layers.{i}.",
+            {
+                "qkv": "attention.wqkv",
+                "o": "attention.wo",
+                "attn_norm": "attention_norm",
+                "mlp_norm": "ffn_norm",
+                "gate": "feed_forward.w1",
+                "up": "feed_forward.w3",
+                "down": "feed_forward.w2",
+            },
+            {"embed": "model.tok_embeddings", "lm_head": "output"},
+        ),
+        fused=_grouped_rows,
+        gguf="internlm2",
+        gguf_interleaved=True,
+        gguf_fused=lambda spec: {},
+    ),
+    "exaone": Family(
+        "EXAONE 3 and 3.5",
+        exaone,
+        table(
+            *(_COMMON, [Key("num_hidden_layers", gguf="block_count", own="num_layers", is_alias=True)]),
+            [Key("intermediate_size", gguf="feed_forward_length", kind=int)],
+            [Key("hidden_act", HIDDEN_ACT.default, HIDDEN_ACT.values, own="activation_function")],
+            [Key("rms_norm_eps", 1e-5, gguf="attention.layer_norm_rms_epsilon", own="layer_norm_epsilon")],
+            tie_word_embeddings=True,
+        ),
+        names=module_names(
+            "transformer.h.{i}.",
+            {
+                **{name: f"attn.attention.{name}_proj" for name in "qkv"},
+                "o": "attn.attention.out_proj",
+                "attn_norm": "ln_1",
+                "mlp_norm": "ln_2",
+                "gate": "mlp.c_fc_0",
+                "up": "mlp.c_fc_1",
+                "down": "mlp.c_proj",
+            },
+            {"embed": "transformer.wte", "final_norm": "transformer.ln_f"},
+        ),
+        gguf="exaone",
     ),
     "iquestcoder": Family(
         "IQuest-Coder",

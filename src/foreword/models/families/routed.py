@@ -45,6 +45,15 @@ def afmoe(config: Config) -> DecoderSpec:
     return decoder(config, "afmoe", tuple(layers), qk_norm=True, attn_gate=True, post_norms=True, embedding_scale=scale)
 
 
+def deepseek(config: Config) -> DecoderSpec:
+    """Return the spec of the first DeepSeek MoE: a Llama whose first layers, or all, have no experts."""
+    rotary, dense, moe = rope(config), config.get("first_k_dense_replace", int), None
+    if config.value("n_routed_experts") is not None:
+        moe = routed_experts(config, is_sigmoid=False, grouped=False)
+    layers = tuple(LayerSpec(rotary, moe=moe if i >= dense else None) for i in range(num_layers(config)))
+    return decoder(config, "deepseek", layers, o_bias=config.get("attention_bias", bool))
+
+
 def exaone_moe(config: Config) -> DecoderSpec:
     """Return the spec of K-EXAONE, which is an EXAONE 4 with experts and norms before attention and MLP."""
     moe = routed_experts(config, _EXAONE, is_sigmoid=True, grouped=True)
@@ -122,6 +131,18 @@ _MELLUM_ROPE = {
 _PATTERN = "attention.sliding_window_pattern"
 _LAYER, _MLP = "model.layers.{i}.", "model.layers.{i}.mlp."
 FAMILIES = {
+    "deepseek": Family(
+        "DeepSeek MoE (2024)",
+        deepseek,
+        table(
+            (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *routed_keys({}, "n_group", "topk_group")),
+            [Key("n_routed_experts", gguf="expert_count", kind=int)],
+            [only("moe_layer_freq", 1), only("scoring_func", "softmax")],
+        ),
+        names=ROUTED_NAMES,
+        gguf="deepseek",
+        gguf_interleaved=True,
+    ),
     "afmoe": Family(
         "Trinity (AFMoE)",
         afmoe,
