@@ -84,10 +84,55 @@ KNOWN = {model: pre_tokenizer_of(recorded) for model, recorded in PRE_TOKENIZERS
         ("stablelm2", "I'M 12", ["I", "'M", "Ġ", "1", "2"]),
         ("command-r", "a12", ["a", "1", "2"]),
         ("olmo", "a12", ["a", "12"]),
+        ("qwen35", "ab\u0e33 12", ["ab\u0e33", "\u0120", "1", "2"]),
+        ("qwen35", "a\u0e34\u0301b .\u0301", ["a\u0e34\u0301b", "\u0120.", "\u0301"]),
+        ("deepseek-llm", "it's 12 a", ["it", "'", "s", "\u0120", "1", "2", "\u0120a"]),
+        ("deepseek-llm", "Éé\u0562 ab", ["Éé", "\u0562", "\u0120ab"]),
+        ("jais-2", "a     b", ["a", 4 * "\u0120", "\u0120b"]),
+        ("minicpm5", "a1234", ["a", "123", "4"]),
+        ("bailingmoe", "a\n\nb", ["a", "\u010a\u010a", "b"]),
+        ("exaone-moe", "a b;\n\n", ["a\u0120b", ";\u010a", "\u010a"]),
+        ("laguna", "x;\n\ny", ["x", ";", "\u010a\u010a", "y"]),
+        ("youtu", "ab日本12", ["ab", "日本", "1", "2"]),
+        ("tiny_aya", "aB12345", ["a", "B", "12", "345"]),
+        ("kimi-k2", "a日b1234", ["a", "日", "b", "123", "4"]),
+        ("afmoe", "a12345 +x", ["a", "12", "345", "\u0120+", "x"]),
+        ("falcon", "a`1234", ["a", "`", "123", "4"]),
+        ("bloom", "a b, c1", ["a", "\u0120b", ",", "\u0120c1"]),
+        ("viking", "c12", ["c", "1", "2"]),
     ],
 )
 def test_other_names_split_as_llama_cpp_does(pre, text, words):
-    assert [word for word, _ in PRESETS[pre].pre_tokenizer().pre_tokenize_str(text)] == words
+    spans = [place for _, place in PRESETS[pre].pre_tokenizer().pre_tokenize_str(text)]
+    assert [text[start:end].replace(" ", "\u0120").replace("\n", "\u010a") for start, end in spans] == words
+
+
+OF_LLAMA_CPP = """
+    a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r dbrx deepseek-coder
+    deepseek-llm deepseek-r1-qwen deepseek-v3 default exaone exaone-moe exaone4 f2llmv2 falcon falcon-h1 falcon3 gemma4
+    gigachat glm4 gpt-2 gpt-4o gpt3-finnish granite-docling granite-embed-multi-311m granite-embed-multi-97m grok-2
+    hunyuan hunyuan-dense hy_v4 jais jais-2 jina-de jina-es jina-v1-en jina-v2-code jina-v2-de jina-v2-es jina-v5-nano
+    joyai-llm kanana2 kimi-k2 kormo laguna lfm2 llada-moe llama-bpe llama-v3 llama3 llama4 megrez mellum mellum2
+    midm-2.0 minerva-7b minicpm5 minimax-m2 modern-bert mpt olmo phi-2 pixtral poro-chat qwen2 qwen35 refact roberta-bpe
+    sarvam-moe seed-coder smaug-bpe smollm solar-open spark2_5 stablelm2 starcoder superbpe talkie tekken tiny_aya
+    trillion ufakzeka viking whitespace youtu
+"""
+"""The names that llama.cpp's loader of vocabularies has (src/llama-vocab.cpp of commit 00ad355e)."""
+OF_OTHER_MODELS = {
+    "chameleon",
+    "granite-embed-multi-311m",
+    "sarvam-moe",
+    "spark2_5",
+    "superbpe",
+    "ufakzeka",
+    "whitespace",
+}
+"""Those of models that are not supported."""
+
+
+def test_every_name_of_llama_cpp_is_supported_but_those_of_models_that_are_not():
+    own_kind = {"gemma4"}  # a tokenizer.ggml.model of its own
+    assert set(OF_LLAMA_CPP.split()) - PRESETS.keys() == OF_OTHER_MODELS | own_kind
 
 
 @pytest.mark.parametrize("repeated", ["hello", "he"])
