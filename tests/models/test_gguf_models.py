@@ -8,6 +8,7 @@ import pytest
 
 from foreword.errors import ModelError
 from foreword.models.families import GGUF_FAMILIES
+from foreword.models.gguf import read_gguf
 from foreword.models.loader import load_model
 from foreword.models.naming import split_halves
 from foreword.models.quants import Quant
@@ -166,6 +167,35 @@ def test_a_file_gives_the_logits_of_a_directory(tmp_path, case, executor):
         [found] = all_logits(model, [text], in_chunks([text], sizes), executor, block_size=4)
         np.testing.assert_allclose(found, want, atol=1e-4)
     assert want.std() > 0.3
+
+
+def with_gate_and_up(arrays):
+    """The tensors of a file with gate and up of all experts of a layer in one."""
+    fused = {}
+    for name, value in arrays.items():
+        if ".ffn_gate_exps." in name:
+            up = arrays[name.replace("ffn_gate_exps", "ffn_up_exps")]
+            fused[name.replace("ffn_gate_exps", "ffn_gate_up_exps")] = np.concatenate([value, up], axis=1)
+        elif ".ffn_up_exps." not in name:
+            fused[name] = value
+    return fused
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2-moe", "mixtral", "deepseek-v2", "glm4-moe", "gpt-oss", "lfm2-moe", "qwen3_5-moe"]
+)
+def test_gate_and_up_of_experts_may_be_one_tensor(tmp_path, monkeypatch, name):
+    tensors = random_tensors(experts_everywhere(TINY[name], 3) if name == "qwen2-moe" else TINY[name]["shapes"])
+    more = {**WITH_TRANSFORMERS_LOGITS, "gpt-oss": (GPT_OSS, {})}.get(name, ({}, {}))[0]
+    want = load_model(write(tmp_path / "apart.gguf", TINY[name]["config"], tensors, more)).weights
+    usual = gguf_models.gguf_tensors
+    monkeypatch.setattr(gguf_models, "gguf_tensors", lambda *given: with_gate_and_up(usual(*given)))
+    path = write(tmp_path / "one.gguf", TINY[name]["config"], tensors, more)
+    assert any("ffn_gate_up_exps" in tensor for tensor in read_gguf(path).tensors)
+    found = load_model(path).weights
+    assert found.keys() == want.keys()
+    for tensor in want:
+        np.testing.assert_array_equal(found[tensor].dequantize(), want[tensor].dequantize())
 
 
 def test_every_architecture_is_tested():

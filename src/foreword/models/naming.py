@@ -45,6 +45,7 @@ _FUSED_IN_SAFETENSORS = {
 }
 _FUSED_IN_GGUF = {name: GGUF_NAMES[name].removeprefix(GGUF_LAYER.removesuffix(".")) for name in ("qkv", "qkv_bias")}
 _STACKED_EXPERTS = ".mlp.experts.gate_up_proj"
+_GATE_AND_UP = "ffn_gate_up_exps."
 _CANONICAL = re.compile(r"(?:layers\.(\d+)\.)?(?:(experts)\.(\d+)\.)?(.+)")
 
 
@@ -65,7 +66,11 @@ def weights_from_gguf(
     tensors = {f"{name}.weight" if name.endswith(".ffn_norm") else name: tensor for name, tensor in tensors.items()}
     if spec.mla is not None:
         tensors = _separate_latents(tensors, spec, spec.mla, prefix)
-    names = _with_layer(family.names_in_gguf(spec), GGUF_LAYER, prefix)
+    in_file = dict(family.names_in_gguf(spec))
+    for end, kind in (("", "weight"), ("_bias", "bias")):
+        if "experts.gate_up" + end not in in_file and any(name.endswith(_GATE_AND_UP + kind) for name in tensors):
+            in_file |= _gate_and_up(spec, GGUF_LAYER + _GATE_AND_UP + kind, end)
+    names = _with_layer(in_file, GGUF_LAYER, prefix)
     names |= _fused_rows(tensors, spec, names, _FUSED_IN_GGUF)
     names |= {f"{DENSE}{i}": f"{name}.weight" for i, name in enumerate(GGUF_DENSE)}
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
@@ -118,7 +123,9 @@ def weights_from_safetensors(
     if family.transposed:
         tensors = {name: _turned(own) if name.endswith(family.transposed) else own for name, own in tensors.items()}
     if "experts.gate_up" not in names and any(name.endswith(_STACKED_EXPERTS) for name in tensors):
-        names |= _stacked_experts(spec)
+        prefix_of_layer = SAFETENSORS_LAYER.removesuffix(".")
+        names |= _gate_and_up(spec, prefix_of_layer + _STACKED_EXPERTS)
+        names["experts.down"] = prefix_of_layer + _STACKED_EXPERTS.replace("gate_up", "down")
     names |= _fused_rows(tensors, spec, names, _FUSED_IN_SAFETENSORS)
     names = _with_layer(names, SAFETENSORS_LAYER, prefix)
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
@@ -172,20 +179,15 @@ def _unread_keys(spec: DecoderSpec, names: Mapping[str, str | Rows]) -> set[str]
     return {source_of(f"layers.{i}.{part}", names)[0] for i in reading for part in ("k", "v", "k_norm")}
 
 
-def _stacked_experts(spec: DecoderSpec) -> dict[str, str | Rows]:
-    """Return where a file has all experts of a layer in one tensor, gate and up of each one below the other. A model
-    without experts uses no such tensor.
+def _gate_and_up(spec: DecoderSpec, name: str, end: str = "") -> dict[str, str | Rows]:
+    """Return where a file has gate and up of all experts of a layer in one tensor, those of each one below the other. A
+    model without experts uses no such tensor. end: of canonical names, as that of biases.
     """
     inner = next((layer.moe.intermediate_size for layer in spec.layers if layer.moe is not None), None)
     if inner is None:
         return {}
-    prefix = SAFETENSORS_LAYER.removesuffix(".")
-    return {
-        "experts.gate_up": prefix + _STACKED_EXPERTS,
-        "experts.gate": Rows("experts.gate_up", 0, inner),
-        "experts.up": Rows("experts.gate_up", inner, 2 * inner),
-        "experts.down": prefix + _STACKED_EXPERTS.replace("gate_up", "down"),
-    }
+    both = f"experts.gate_up{end}"
+    return {both: name, f"experts.gate{end}": Rows(both, 0, inner), f"experts.up{end}": Rows(both, inner, 2 * inner)}
 
 
 def _fused_rows(
