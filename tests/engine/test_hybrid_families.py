@@ -54,7 +54,7 @@ class Work:
         from foreword.executors.native import NativeExecutor
 
         spec = self.model.spec
-        num_states = NUM_STATES if spec.state_size else 0
+        num_states = NUM_STATES if spec.state_size and spec.num_slots else 0  # those of states alone are the blocks
         settings = {"max_num_seqs": 8, "block_size": UNIT, "watermark": 0.0, "check": "full"} | config
         return Engine(
             NativeExecutor(
@@ -124,14 +124,16 @@ def test_chunks_states_of_others_and_preemption_change_no_token(work):
     assert hits >= len(everyone)
     engine.close()
 
-    groups = [cache_group(group) for group in batch_groups(work.model.spec, UNIT) if not group.recurrent]
+    has_keys = work.model.spec.num_slots > 0
+    groups = [cache_group(one) for one in batch_groups(work.model.spec, UNIT) if not (one.recurrent and has_keys)]
     chunk = 16 + engine_config({}).most_draft_tokens
     least = 1 + sum(group.most_blocks(M, chunk) for group in groups)
     for caching in (False, True):
         engine = work.engine(least, max_num_batched_tokens=16, prefix_caching=caching)
         outputs = work.results(engine, everyone)
         assert {i: tokens(output) for i, output in outputs.items()} == alone
-        assert any(output.metrics.num_preemptions for output in outputs.values())
+        if has_keys:  # a state does not grow, so that no request of states alone has to leave
+            assert any(output.metrics.num_preemptions for output in outputs.values())
         engine.close()
 
 

@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "bitnet": "bitnet", "apertus": "apertus",
     "exaone": "exaone", "internlm2": "internlm2", "deepseek": "deepseek", "bailing_moe": "bailingmoe",
     "bailing_moe_v2": "bailingmoe2", "glm": "chatglm",
+    "mamba2": "mamba2",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "falcon": "falcon", "phi": "phi2",
 }  # fmt: skip
 # Models of the same model_type: with experts, for embeddings.
@@ -51,6 +52,7 @@ INTERLEAVED = {
     "deepseek",
     "bailingmoe",
 }  # architectures whose q and k rows are in interleaved rotary order
+STATES_ALONE = {"mamba2"}
 DELTA = {"qwen3next", "qwen35", "qwen35moe"}
 GEMMA = {"gemma", "nemotron", "gemma2", "gemma3", "gemma-embedding"}  # GGUF files hold their norm weights as 1 + w
 
@@ -185,6 +187,7 @@ EXPRESSIBLE = {
     "deepseek_v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     "dots1": {"sliding_window": None, "layer_types": None},
     "falcon_h1": {"mamba_norm_before_gate": False},
+    "mamba2": {"use_bias": False},
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
     "internlm3": {"attention_bias": False, "mlp_bias": False},
     "youtu": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
@@ -237,6 +240,11 @@ def usual(config):
     return {own.get(name, name): value for name, value in config.items()}
 
 
+def head_dim_of(config):
+    """The width of a head; that of the layer for states alone."""
+    return config.get("head_dim") or config["hidden_size"] // config.get("num_attention_heads", 1)
+
+
 def kv_heads_of(config):
     """The number of key/value heads of a successor of GPT-2."""
     if config.get("multi_query", False) and not config.get("new_decoder_architecture"):
@@ -272,7 +280,7 @@ def gguf_tensors(config, tensors):
     tensors = {name: value for name, value in tensors.items() if XIELU not in name}
     if architecture in GPT:
         return gpt_tensors(config, tensors)
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head_dim = head_dim_of(config)
     block = {**BLOCK, **OWN_BLOCK.get(architecture, {})}
     experts, written, streams = {}, {}, {}
     if architecture == "gemma4":
@@ -379,7 +387,7 @@ def converted(config, name, value):
             kind = {"gate_up_proj": "gate_up", "down_proj": "down"}[part]
             return {f"blk.{layer}.ffn_{kind}_exps.weight": value}
         case "mixer":
-            return mamba({"mamba_n_groups": config["n_groups"]}, layer, part, value)
+            return mamba({"mamba_n_groups": config.get("mamba_n_groups") or config["n_groups"]}, layer, part, value)
         case "block_sparse_moe" if part == "e_score_correction_bias":
             return {f"blk.{layer}.exp_probs_b.bias": value}
         case "block_sparse_moe" if part == "input_linear.weight":
@@ -596,7 +604,7 @@ def rotary(config):
     config = usual(config)
     architecture, of_types = architecture_of(config), config.get("rope_parameters") or {}
     rope = of_types.get("full_attention", of_types)
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head_dim = head_dim_of(config)
     found, tensors = {}, {}
     turned = int(head_dim * rope.get("partial_rotary_factor", 1))
     if "partial_rotary_factor" in rope and architecture != "gemma4":
@@ -659,6 +667,12 @@ def metadata(config):
              f"{architecture}.rope.freq_base": ("f32", rope["rope_theta"])}  # fmt: skip
     found |= {f"{architecture}.{k}": ("u32", config[v]) for k, v in KEYS.items() if config.get(v)}
     found |= {f"{architecture}.{k}": ("f32", config[v]) for k, v in FLOATS.items() if config.get(v)}
+    if architecture in STATES_ALONE:
+        del found[f"{architecture}.rope.freq_base"]
+        of_none = dict.fromkeys(("attention.head_count", "feed_forward_length"), ("u32", 0))
+        found |= {
+            f"{architecture}.{key}": typed for key, typed in {"context_length": ("u32", 1 << 20), **of_none}.items()
+        }
     if architecture == "falcon-h1":  # in its weights
         del found["falcon-h1.embedding_scale"]
     if "linear_value_head_dim" in config:

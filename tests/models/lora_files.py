@@ -6,7 +6,17 @@ import numpy as np
 
 from foreword.models.quants import Quant
 from models import gguf_writer
-from models.gguf_models import BLOCK, GPT, INTERLEAVED, architecture_of, gpt_tensors, interleave, separate, usual
+from models.gguf_models import (
+    BLOCK,
+    GPT,
+    INTERLEAVED,
+    architecture_of,
+    gpt_tensors,
+    head_dim_of,
+    interleave,
+    separate,
+    usual,
+)
 from models.tiny import write_safetensors
 
 LINEAR = (
@@ -86,7 +96,7 @@ def write_peft(folder, factors, **config):
 def gguf_parts(config, factors, alpha=8.0):
     """Metadata and tensors of the adapter as llama.cpp converts it."""
     architecture, config = architecture_of(config), usual(config)
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head_dim = head_dim_of(config)
     tensors = {}
     for name, (a, b) in factors.items():
         if architecture in GPT:

@@ -22,8 +22,14 @@ from models.test_gguf_models import WITH_TRANSFORMERS_LOGITS, as_gguf
 from models.tiny import random_tensors, write_model
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "models" / "lora.json").read_text())
-FAMILIES = sorted({tiny["config"]["model_type"]: name for name, tiny in TINY.items() if "biased" not in name}.values())
-"""One tiny model of each family."""
+FAMILIES = sorted(
+    {
+        tiny["config"]["model_type"]: name
+        for name, tiny in TINY.items()
+        if "biased" not in name and linear_modules(tiny["shapes"])
+    }.values()
+)
+"""One tiny model of each family with modules that adapters may change: attention or an MLP."""
 SCALED = {"falcon_h1"}  # their GGUF files have the multipliers in the weights
 IN_GGUF = [name for name in FAMILIES if TINY[name]["config"]["model_type"] in ARCHITECTURES.keys() - SCALED]
 
@@ -82,6 +88,14 @@ def test_a_gguf_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_pa
     factors = random_factors(rig.tiny["shapes"])
     path = gguf_writer.write(tmp_path / "adapter.gguf", *gguf_parts(rig.tiny["config"], factors, alpha=6.0))
     assert_equal(rig.logits(rig.read(path), executor), rig.merged_logits(factors, 6 / 4), rig.tolerance)
+
+
+def test_an_adapter_for_a_model_of_states_alone_is_refused(tmp_path):
+    rig = Rig(tmp_path, "mamba2")
+    factors = random_factors(rig.tiny["shapes"], ends=("out_proj",))
+    folder = write_peft(tmp_path / "adapter", factors)
+    with pytest.raises(ModelError, match=r"changes \S*out_proj, while the model has no module that adapters change"):
+        rig.read(folder)
 
 
 def test_a_gguf_model_that_has_multipliers_in_its_weights_refuses_adapters(tmp_path):

@@ -345,8 +345,10 @@ class Rig:
 
     def _that_preempt(self, options: Mapping[str, Any]) -> tuple[int, bool]:
         """Return a number of blocks with which requests are preempted on the native executor, and whether they are: the
-        fewest that a request needs may suffice for all, since windows free blocks.
+        fewest that a request needs may suffice for all, since windows free blocks, and states alone do not grow.
         """
+        if not load_model(self.path).spec.num_slots:  # its blocks are states; with the fewest none is kept for others
+            return MOST_BLOCKS, False
         num_blocks = MOST_BLOCKS
         while not self.run("native", options, num_blocks)[1].num_preemptions:
             fewer = min(num_blocks - 1, int(num_blocks * 0.9))

@@ -114,6 +114,9 @@ def drawn(config: Config, seed: int) -> Config:
 
 
 def _heads(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
+    if "num_attention_heads" not in found:  # states alone
+        found["hidden_size"] = pick((24, 32, 48))
+        return
     before = found.get("hidden_size")
     heads = found["num_attention_heads"] = pick((4, 8) if found["model_type"] == "codegen" else (1, 2, 3, 4, 6, 8))
     if "kv_lora_rank" in found:

@@ -21,7 +21,6 @@ _REASONS: Mapping[str, str] = {
         bailing_hybrid falcon_mamba jamba kimi_linear mamba minimax recurrent_gemma rwkv xlstm zamba""",
     "a gated delta rule whose updates have factors of up to 2": "olmo_hybrid",
     "convolutions inside attention": "inkling2_text inkling_text zaya",
-    "no layer has attention": "mamba2",
     "one attention layer, whose weights several places of the model share": "zamba2",
     "runs behind an encoder of images or sounds": """
         emu3 fuyu git got_ocr2 mllama moshi moss_transcribe_diarize phi4_multimodal""",

@@ -82,14 +82,14 @@ _REASONS: Mapping[str, str] = {
         hidden_dropout hidden_dropout_prob init_std initializer_cutoff_factor initializer_range layerdrop
         mamba_dt_init_floor mamba_dt_max mlp_dropout mtp_loss_scaling_factor output_dropout output_router_logits
         rescale_prenorm_residual resid_dropout resid_pdrop residual_dropout router_aux_loss_coef router_jitter_noise
-        seq_aux sparse_pred_ignore_index sparse_prediction time_step_floor time_step_max time_step_min
-        z_loss_coefficient""",
+        seq_aux sparse_pred_ignore_index sparse_prediction time_step_floor time_step_init_scheme time_step_max
+        time_step_min time_step_scale z_loss_coefficient""",
     "how another implementation computes the same numbers": """
         _attn_implementation _attn_implementation_autoset attention_softmax_in_fp32 attn_implementation
         cache_implementation chunk_size chunk_size_feed_forward deterministic_flash_attn dtype
         mamba_chunk_size mamba_ssm_cache_dtype n_ctx num_logits_to_keep pretraining_tp reference_compile
         reorder_and_upcast_attn repad_logits_with_grad residual_in_fp32 scale_attention_softmax_in_fp32
-        torch_dtype use_cache use_mamba_kernels""",
+        torch_dtype use_associative_scan use_cache use_falcon_mambapy use_mamba_kernels use_mambapy""",
     "what another implementation returns": "output_attentions output_hidden_states return_dict use_return_dict",
     "where the file comes from": "_name_or_path name_or_path transformers_version unsloth_fixed unsloth_version",
     "tokens, which the tokenizer's files have": """

@@ -53,6 +53,8 @@ LFM_LAYERS = ["conv", "full_attention", "conv", "full_attention"]
 FALCON = {"embedding_multiplier": 3.0, "lm_head_multiplier": 0.4, "key_multiplier": 1.5, "ssm_in_multiplier": 1.25,
           "attention_in_multiplier": 0.9, "attention_out_multiplier": 0.8, "ssm_out_multiplier": 0.7,
           "mlp_multipliers": [0.6, 1.3], "ssm_multipliers": [0.35, 0.8, 1.4, 0.5, 1.2]}  # fmt: skip
+STATES = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 4, "bos_token_id": None, "eos_token_id": 2,
+          "pad_token_id": 0}  # fmt: skip
 NEMOTRON = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_group": 4, "topk_group": 2,
             "moe_shared_expert_intermediate_size": 20, "routed_scaling_factor": 1.5}  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
@@ -311,6 +313,12 @@ MODELS = {
         mamba_head_dim=12, n_groups=2, ssm_state_size=10, conv_kernel=3, chunk_size=8, time_step_min=0.2,
         layers_block_type=["linear_attention", "moe", "mlp", "full_attention", "moe"], **NEMOTRON,
     ),
+    "mamba2": transformers.Mamba2Config(**STATES, num_heads=4, head_dim=16, n_groups=2, state_size=10, conv_kernel=3,
+                                        chunk_size=8),
+    "mamba2-plain": transformers.Mamba2Config(
+        **STATES, num_heads=6, head_dim=16, expand=3, n_groups=3, state_size=7, use_conv_bias=False,
+        layer_norm_epsilon=0.01, tie_word_embeddings=True,
+    ),
     "nemotron-h-latent": transformers.NemotronHConfig(
         **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"}, head_dim=10, mamba_num_heads=4,
         mamba_head_dim=12, n_groups=2, ssm_state_size=10, conv_kernel=3, chunk_size=8,
@@ -447,7 +455,7 @@ BIASES = {
     "nemotron-h": ("use_bias", "mlp_bias"), "lfm2": ("conv_bias",), "lfm3": ("attention_bias", "conv_bias"),
     "bamba": ("mamba_proj_bias", "mlp_bias"), "bitnet": ("attention_bias",), "apertus": ("attention_bias",),
     "granite-hybrid": ("mamba_proj_bias",), "hy-v3": ("attention_bias", "mlp_bias"),
-    "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",),
+    "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",), "mamba2": ("use_bias",),
 }  # fmt: skip
 """The biases of further models, which are otherwise those of these names."""
 

@@ -83,11 +83,9 @@ LAYER_NORMED = (
 )
 """The keys of decoders whose norms are LayerNorm."""
 LAYER_NORM_EPS = Key("layer_norm_eps", 1e-5, gguf="attention.layer_norm_epsilon")
-_NOT_ROTARY = ("rope.freq_base", ROTARY_DIM.removeprefix("*."))
-LEARNED_POSITIONS = (
-    *(key for key in LAYER_NORMED if key not in ROPE_KEYS),
-    *(only_in_gguf(name, None) for name in _NOT_ROTARY),
-)
+NO_ROTATION = tuple(only_in_gguf(name, None) for name in ("rope.freq_base", ROTARY_DIM.removeprefix("*.")))
+"""The rotary keys of GGUF files, for decoders that have no rotary embedding."""
+LEARNED_POSITIONS = (*(key for key in LAYER_NORMED if key not in ROPE_KEYS), *NO_ROTATION)
 """The keys of decoders whose norms are LayerNorm, and that have a vector for each position."""
 CAUSAL_OR_NOT = Key("is_causal", True, (True, False), gguf="attention.causal", gguf_default=True)
 """The key of families whose decoders may let tokens see later ones, as models of embeddings do."""

@@ -38,10 +38,15 @@ def mamba2(
         o_bias=config.get("mamba_proj_bias", bool),
     )
     if recurrent.num_values != inner:
-        expected = f"{width or 'mamba_expand * hidden_size'} = {inner}"
-        reason = f"{heads} heads of mamba_d_head = {recurrent.value_dim} are not {expected}"
+        expected = f"{width or config.label('mamba_expand') + ' * hidden_size'} = {inner}"
+        reason = f"{heads} heads of {config.label('mamba_d_head')} = {recurrent.value_dim} are not {expected}"
         raise config.error(reason, USE_ITS_CONFIG)
     return recurrent
+
+
+def time_step_rank(config: Config, key: str) -> int:
+    """Return the number of inputs of the product of time steps: "auto" is a sixteenth of the hidden size."""
+    return -(-config.size("hidden_size") // 16) if config.value(key) == "auto" else config.size(key)
 
 
 def bamba(config: Config) -> DecoderSpec:

@@ -125,4 +125,7 @@ def unknown_module(path: Path, name: str, modules: Mapping[str, Module]) -> Mode
     """Return the error for a tensor of a module that is not among ``modules``."""
     known = ", ".join(sorted({known.rpartition(".")[2] for known in modules}))
     reason = f"changes {name:.120}, which is not supported for this model (of each layer: {known})"
+    if not modules:
+        reason = f"changes {name:.120}, while the model has no module that adapters change: no attention and no MLP"
+        return ModelError(f"{path}: {reason}. Use the model without adapters, or one with the changes in its weights")
     return ModelError(f"{path}: {reason}. {_OF_THIS_MODEL}, without changes of other weights")
