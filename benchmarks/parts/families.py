@@ -129,7 +129,7 @@ def random_weights(spec: DecoderSpec, weight_format: Files, seed: int = 0) -> di
     made = {}
     for name, shape in weight_names(spec):
         scale = shape[-1] ** -0.5
-        if len(shape) < 2 or min(shape) < _PER_KIND or name.endswith("streams_router"):
+        if len(shape) < 2 or min(shape) < _PER_KIND or shape[-1] % _PER_KIND or name.endswith("streams_router"):
             values = np.resize(floats, shape) * np.float32(0.1)
             made[name] = float_tensor(values + 1 if name.endswith("norm") else values)
         elif weight_format == "auto":

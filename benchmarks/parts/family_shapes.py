@@ -16,6 +16,7 @@ _LOCAL = {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_t
 _LAYERS = 8
 _HYBRID = (["linear_attention"] * 3 + ["full_attention"]) * 2
 _MAMBA = {"mamba_n_heads": 24, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 128, "mamba_d_conv": 4}
+_STATES = {"intermediate_size": 1536, "num_hidden_layers": 16, "conv_kernel": 4}
 _NEMOTRON = {"mamba_num_heads": 24, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4,
              "tie_word_embeddings": False, "num_hidden_layers": 18}  # fmt: skip
 _DELTA = {"head_dim": 128, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 6,
@@ -97,6 +98,10 @@ SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
                                       "moe_shared_expert_intermediate_size": 1024,
                                       "layers_block_type": ["linear_attention", "moe", "linear_attention", "moe",
                                                             "full_attention", "moe"] * 3}),
+    "Mamba 2": ("mamba2", {**_STATES, "num_heads": 24, "head_dim": 64, "n_groups": 1, "state_size": 128}),
+    "Mamba": ("mamba", _STATES),
+    "Falcon Mamba": ("falcon_mamba", _STATES),
+    "Jamba": ("jamba", {"num_experts": 1}),
     "Qwen3-Next": ("qwen3_next", {**_ROPE, **_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 512}),
     "Qwen3.5": ("qwen3_5_text", {**_ROPE, **_DELTA}),
     "Qwen3.5 MoE": ("qwen3_5_moe_text", {**_ROPE, **_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 512}),

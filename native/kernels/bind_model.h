@@ -660,6 +660,8 @@ class CpuModel {
     if (c.short_conv()) {
       layer.qkv = model_.make_linear({matrix(d, "v", values, hidden), matrix(d, "beta", values, hidden),
                                       matrix(d, "z", values, hidden)});
+    } else if (c.mamba1()) {
+      layer.qkv = model_.make_linear({matrix(d, "v", values, hidden), matrix(d, "z", values, hidden)});
     } else {
       std::vector<const PackedMatrix *> parts;
       for (const char *part : {c.gated_delta() ? "q" : "v", "k", c.gated_delta() ? "v" : "q"}) {
@@ -670,7 +672,10 @@ class CpuModel {
       if (c.gated_delta()) parts.push_back(matrix(d, "beta", c.num_heads, hidden));
       layer.qkv = model_.make_linear(parts);
     }
+    // Rows that are a multiple of 4 KiB apart would share sets of the caches.
+    if (layer.qkv.stride % 1024 == 0) layer.qkv.stride += kRowPadding;
     layer.input_bias = c.short_conv()    ? biases(d, layer.qkv, {"v_in", "beta_in", "z_in"})
+                       : c.mamba1()      ? biases(d, layer.qkv, {"v_in", "z_in"})
                        : c.gated_delta() ? nullptr
                                          : biases(d, layer.qkv, {"v_in", "k_in", "q_in", "z_in", "dt_in"});
     layer.o_bias = optional_vector(d, "o_bias", hidden);
@@ -680,6 +685,7 @@ class CpuModel {
     r.conv = vector(d, "conv", c.conv_kernel * c.channel_stride());
     r.conv_bias = optional_vector(d, "conv_bias", c.channel_stride());
     if (c.short_conv()) return;
+    if (c.mamba1()) return selective(d, r);
     r.dt_bias = vector(d, "dt_bias", c.num_heads);
     r.rate = vector(d, "rate", c.num_heads);
     if (!c.gated_delta()) r.skip = vector(d, "skip", c.num_heads);
@@ -688,6 +694,24 @@ class CpuModel {
     r.is_normed_first = flag(d, "is_normed_first");
     r.least_step = number(d, "least_step", 0.);
     r.z_scale = number(d, "z_scale", 1.);
+  }
+
+  void selective(const nb::dict &d, Recurrent &r) {
+    const RecurrentConfig &c = model_.recurrent;
+    const int values = c.num_values();
+    r.inner = model_.make_linear({matrix(d, "dt_low", c.rank, values), matrix(d, "k", c.key_dim, values),
+                                  matrix(d, "q", c.key_dim, values)});
+    r.step = linear(d, "dt", values, c.rank);
+    r.dt_bias = vector(d, "dt_bias", values);
+    r.rate = vector(d, "rate", c.key_dim * c.padded_value_dim());
+    r.skip = vector(d, "skip", values);
+    r.inner_norms[0] = optional_vector(d, "dt_norm", c.rank);
+    r.inner_norms[1] = optional_vector(d, "k_norm", c.key_dim);
+    r.inner_norms[2] = optional_vector(d, "q_norm", c.key_dim);
+    if (bool(r.inner_norms[0]) != bool(r.inner_norms[1]) || bool(r.inner_norms[1]) != bool(r.inner_norms[2])) {
+      throw std::invalid_argument("dt_norm, k_norm and q_norm: a layer has all of them, or none");
+    }
+    r.inner_eps = number(d, "inner_eps", 0.);
   }
 
   // (gate, up, down, gate_bias, up_bias, down_bias); gate and biases: −1 for none. `inner`: outputs of up; 0: any

@@ -66,6 +66,7 @@ struct Isa {
   // Recurrent layers.
   void (*convolve)(const Convolution &convolution);
   void (*scan_state)(const StateScan &scan);
+  void (*scan_selective)(const SelectiveScan &scan);
   // RMSNorm of `parts` consecutive parts of `size` floats; their weights are weight_stride apart, 0 if they are the
   // same.
   void (*norm_parts)(const float *x, const float *weight, size_t weight_stride, int parts, int size, float eps,

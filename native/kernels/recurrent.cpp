@@ -168,6 +168,44 @@ struct Columns {
   }
 };
 
+// ln(1 + e^x) = max(x, 0) + 2 atanh(u / (2 + u)), with u = e^−|x|; the series of atanh to 2e-8. NaN remains.
+FW_INLINE F32 softplus(F32 x) {
+  const F32 u = exp_f32(sub(set1(0.f), abs_f32(x))), s = div(u, add(set1(2.f), u)), square = mul(s, s);
+  F32 p = set1(1.f / 13.f);
+  FW_UNROLL for (int i = 11; i > 0; i -= 2) p = fma(p, square, set1(1.f / float(i)));
+  return fma(add(s, s), p, max_f32(set1(0.f), x));
+}
+
+// A vector of channels of mamba1, for the tokens [t, t + T): a number of the state is in a register meanwhile.
+template <int T>
+FW_INLINE void scan_channels(const SelectiveScan &s, int t, int channel, const float *before, float *state,
+                             const float *rate) {
+  constexpr float kLog2E = 1.44269504088896341f;
+  F32 exponent[T], added[T], out[T];
+  FW_UNROLL for (int j = 0; j < T; ++j) {
+    const F32 dt = softplus(add(load(s.step + size_t(t + j) * s.step_stride + channel), load(s.step_bias + channel)));
+    exponent[j] = mul(dt, set1(-kLog2E));
+    added[j] = mul(dt, load(s.x + size_t(t + j) * s.stride + channel));
+    out[j] = set1(0.f);
+  }
+  const float *k = s.k + size_t(t) * s.key_stride, *q = s.q + size_t(t) * s.key_stride;
+  for (int i = 0; i < s.key_dim; ++i) {
+    const F32 rates = load(rate + i * kGroup);
+    F32 value = load(before + i * kGroup);
+    FW_UNROLL for (int j = 0; j < T; ++j) {
+      const F32 decayed = mul(exp2_f32(mul(rates, exponent[j])), value);
+      value = fma(set1(k[size_t(j) * s.key_stride + size_t(i)]), added[j], decayed);
+      out[j] = fma(set1(q[size_t(j) * s.key_stride + size_t(i)]), value, out[j]);
+    }
+    store(state + i * kGroup, value);
+  }
+  FW_UNROLL for (int j = 0; j < T; ++j) {
+    const F32 z = load(s.gate + size_t(t + j) * s.stride + channel);
+    const F32 y = fma(load(s.skip + channel), load(s.x + size_t(t + j) * s.stride + channel), out[j]);
+    store(s.out + size_t(t + j) * s.out_stride + channel, mul(y, div(z, add(set1(1.f), exp_f32(sub(set1(0.f), z))))));
+  }
+}
+
 }  // namespace
 
 void convolve(const Convolution &c) {
@@ -217,6 +255,28 @@ void scan_state(const StateScan &s) {
   }
   for (; column < s.value_dim; column += kLanes) run(Columns<1>{s, column});
   s.state[0] = scale;
+}
+
+// A few groups at a time, whose states stay in the cache over all tokens, while rows are read in longer pieces.
+void scan_selective(const SelectiveScan &s) {
+  constexpr int kChannels = 8 * kGroup;
+  auto run = [&](int t, int first, const float *before, auto tokens) FW_LAMBDA {
+    for (int channel = first; channel < smaller(first + kChannels, s.end); channel += kLanes) {
+      const size_t at = size_t(channel / kGroup * kGroup) * size_t(s.key_dim) + size_t(channel % kGroup);
+      scan_channels<tokens>(s, t, channel, before + at, s.state + at, s.rate + at);
+    }
+  };
+  for (int first = s.begin; first < s.end; first += kChannels) {
+    const float *before = s.before;
+    for (int t = 0; t < s.num_tokens; before = s.state) {
+      if (t + kScanTokens <= s.num_tokens) {
+        run(t, first, before, std::integral_constant<int, kScanTokens>{});
+        t += kScanTokens;
+      } else {
+        run(t++, first, before, std::integral_constant<int, 1>{});
+      }
+    }
+  }
 }
 
 void norm_parts(const float *x, const float *weight, size_t weight_stride, int parts, int size, float eps, float *out) {

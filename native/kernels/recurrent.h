@@ -8,28 +8,33 @@
 
 namespace foreword::kernels {
 
-enum class RecurrentKind : int { mamba2, gated_delta, short_conv };
+enum class RecurrentKind : int { mamba2, gated_delta, short_conv, mamba1 };
 
 constexpr size_t kScaleFloats = 16;  // the scale of a head's state, and unused floats
+constexpr int kGroup = 16;           // adjacent channels of mamba1, whose states are beside each other
 
 // The sizes of the recurrent layers of a model; num_heads = 0: it has none.
 //
-//   a row of projections   v k q z dt (mamba2), q k v z dt beta (gated_delta) or v beta z (short_conv), each from a
-//                          multiple of kRowPadding on; q, k and v are the channels of the convolution
+//   a row of projections   v k q z dt (mamba2), q k v z dt beta (gated_delta), v beta z (short_conv) or v z (mamba1),
+//                          each from a multiple of kRowPadding on; q, k and v are the channels of the convolution
 //   a state                S [num_heads][head_floats()], then the last conv_kernel − 1 rows of channels; of a head,
 //                          S = c X: first c, from kScaleFloats on the columns of kScanVectors vectors of X
-//                          [key_dim][columns], one after the other, then of the rest those of each vector
+//                          [key_dim][columns], one after the other, then of the rest those of each vector. Of mamba1,
+//                          from kScaleFloats on, S [channels / kGroup][key_dim][kGroup]
+// rank: the outputs of the first product of time steps of mamba1.
 struct RecurrentConfig {
   RecurrentKind kind;
   int num_heads, num_key_heads, key_dim, value_dim, conv_kernel;
+  int rank;
   bool tiled;  // value head j uses key head j mod num_key_heads, not j / (num_heads / num_key_heads)
 
   int key_head(int head) const { return tiled ? head % num_key_heads : head / (num_heads / num_key_heads); }
   bool gated_delta() const { return kind == RecurrentKind::gated_delta; }
   bool short_conv() const { return kind == RecurrentKind::short_conv; }
+  bool mamba1() const { return kind == RecurrentKind::mamba1; }
   int num_keys() const { return num_key_heads * key_dim; }
   int num_values() const { return num_heads * value_dim; }
-  int channel_stride() const { return 2 * padded_row(num_keys()) + padded_row(num_values()); }
+  int channel_stride() const { return (mamba1() ? 0 : 2 * padded_row(num_keys())) + padded_row(num_values()); }
   int padded_value_dim() const { return (value_dim + 15) / 16 * 16; }
   size_t head_floats() const { return kScaleFloats + product(size_t(key_dim), size_t(padded_value_dim())); }
   size_t matrix_floats() const { return product(head_floats(), size_t(num_heads)); }
@@ -59,6 +64,20 @@ struct StateScan {
   float skip;                // only mamba2 has it
   float *out;                // [num_tokens][value_dim], rows out_stride apart
   size_t stride, scalar_stride, out_stride;
+};
+
+// The recurrence of consecutive tokens of one request in the channels [begin, end), whole groups of kGroup, with the
+// gate: out = (Sᵀ q + skip x) silu(gate), and dt = softplus(step + step_bias). All arrays are addressed from channel 0.
+struct SelectiveScan {
+  int num_tokens, key_dim, begin, end;
+  const float *before, *rate;  // S and exp(a_log), [channels / kGroup][key_dim][kGroup]; before the first token
+  float *state;                // S after the last one; may be `before`
+  const float *step_bias, *skip;
+  const float *x, *gate;       // from the first token on; rows `stride` apart
+  const float *step;           // rows step_stride apart
+  const float *k, *q;          // [key_dim], rows key_stride apart
+  float *out;                  // rows out_stride apart
+  size_t stride, step_stride, key_stride, out_stride;
 };
 
 }  // namespace foreword::kernels

@@ -107,6 +107,8 @@ def rope(dim: int, theta: float = 10000.0, scale: float = 1.0) -> RopeSpec:
 MAMBA2 = RecurrentSpec("mamba2", 6, 2, 20, 12, conv_kernel=4, conv_bias=True)
 SCALES = (0.8, 1.4, 0.5, 0.35, 1.2)
 CONV = RecurrentSpec("short_conv", 1, 1, 0, 96, conv_kernel=3)
+MAMBA1 = RecurrentSpec("mamba1", 1, 1, 10, 84, conv_kernel=4, conv_bias=True, rank=5)
+NORMED_MAMBA1 = replace(MAMBA1, key_dim=18, value_dim=100, rank=20, inner_eps=1e-3, in_bias=True, o_bias=True)
 TILED = RecurrentSpec("gated_delta", 6, 2, 10, 12, conv_kernel=2, tiled=True)
 DELTA = RecurrentSpec("gated_delta", 4, 2, 16, 32, conv_kernel=3)
 
@@ -159,6 +161,14 @@ SPECS: dict[str, DecoderSpec] = {
     "mamba2": tiny_spec(
         layers=(LayerSpec(None, recurrent=MAMBA2), LayerSpec(rope(16)), LayerSpec(None, recurrent=MAMBA2))
     ),
+    "mamba1": tiny_spec(
+        layers=(
+            LayerSpec(None, recurrent=MAMBA1, has_mlp=False),
+            LayerSpec(rope(16)),
+            LayerSpec(None, recurrent=MAMBA1),
+        )
+    ),
+    "states_alone": tiny_spec(layers=(LayerSpec(None, recurrent=NORMED_MAMBA1, has_mlp=False),) * 3),
     "gated_delta": tiny_spec(
         attn_gate=True,
         qk_norm=True,
@@ -577,6 +587,8 @@ class Reference:
             padded = np.concatenate([np.zeros((r.conv_kernel - 1, gated.shape[1])), gated])
             mixed = sum((conv[:, i] * padded[i : i + n] for i in range(r.conv_kernel)), of_conv)
             return out_of(mixed * into("z"))
+        if r.kind == "mamba1":  # x, z, delta, B, C of the paper on Mamba (arXiv 2312.00752), channel by channel
+            return out_of(self._selective(p, r, into("v"), conv, of_conv) * _silu(into("z")))
         by = dict(zip("vkqzd", r.scales or (1,) * 5, strict=True))
         u = np.concatenate([into(name) * by[name] for name in ("vkq" if mamba else "qkv")], 1)
         mixed = np.zeros_like(u)
@@ -618,6 +630,22 @@ class Reference:
         else:
             y = _norm(y, self._w(p + "norm"), self.spec.norm_eps) * _silu(z)
         return out_of(y.reshape(n, -1))
+
+    def _selective(self, p: str, r: RecurrentSpec, u: Floats, conv: Floats, of_conv: Floats) -> Floats:
+        padded = np.concatenate([np.zeros((r.conv_kernel - 1, u.shape[1])), u])
+        x = _silu(sum((conv[:, i] * padded[i : i + len(u)] for i in range(r.conv_kernel)), of_conv))
+        low, b, c = (x @ self._w(p + name).T for name in ("dt_low", "k", "q"))
+        if r.inner_eps is not None:
+            normed = zip((low, b, c), ("dt_norm", "k_norm", "q_norm"), strict=True)
+            low, b, c = (_norm(part, self._w(p + name), r.inner_eps) for part, name in normed)
+        delta = np.log1p(np.exp(low @ self._w(p + "dt").T + self._w(p + "dt_bias")))
+        a, y = -np.exp(self._w(p + "a_log")), np.zeros_like(x)
+        for channel in range(r.value_dim):
+            state = np.zeros(r.key_dim)
+            for t in range(len(x)):
+                state = np.exp(delta[t, channel] * a[channel]) * state + delta[t, channel] * x[t, channel] * b[t]
+                y[t, channel] = state @ c[t]
+        return y + self._w(p + "skip") * x
 
     def _mlp(self, p: str, h: Floats, cutoff: float | None = None) -> Floats:
         spec = self.spec

@@ -30,7 +30,7 @@ def logits_of_merged_weights(name: str, rank: int) -> np.ndarray:
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("isa", LEVELS)
-@pytest.mark.parametrize("name", ["llama", "odd_sizes", "qkv_bias", "gemma", "moe", "mamba2", "gated_delta"])
+@pytest.mark.parametrize("name", ["llama", "odd_sizes", "qkv_bias", "gemma", "moe", "mamba2", "mamba1", "gated_delta"])
 def test_chunks_and_decode_steps_give_the_logits_of_merged_weights(name, isa):
     spec = SPECS[name]
     weights, tokens = random_weights(spec), tokens_of(name)

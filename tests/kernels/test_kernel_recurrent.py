@@ -16,7 +16,7 @@ from foreword.executors.pool import batch_groups
 from foreword.models.weights import float_tensor
 from models.running import EXECUTORS
 
-HYBRIDS = ("mamba2", "gated_delta", "short_conv", "single_parts")
+HYBRIDS = ("mamba2", "gated_delta", "short_conv", "single_parts", "mamba1", "states_alone")
 BLOCK_SIZE, NUM_BLOCKS, NUM_STATES = 16, 400, 40
 every = pytest.mark.parametrize("kind", EXECUTORS)
 kinds = pytest.mark.parametrize("name", HYBRIDS)
@@ -201,7 +201,8 @@ def test_alone_in_a_crowd_in_chunks_and_after_preemption_the_tokens_are_equal(ki
         tight = engine_of(kind, name, num_blocks=13, prefix_caching=caching, async_scheduling=async_scheduling)
         preempted = run(tight, prompts)
         assert tokens_of(preempted) == want
-        assert sum(output.metrics.num_preemptions for output in preempted.values())
+        # A state does not grow, so that no request of states alone has to leave.
+        assert sum(output.metrics.num_preemptions for output in preempted.values()) or not SPECS[name].num_slots
 
 
 @pytest.mark.one_in(7)

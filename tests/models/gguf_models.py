@@ -31,7 +31,7 @@ ARCHITECTURES = {
     "bitnet": "bitnet", "apertus": "apertus",
     "exaone": "exaone", "internlm2": "internlm2", "deepseek": "deepseek", "bailing_moe": "bailingmoe",
     "bailing_moe_v2": "bailingmoe2", "glm": "chatglm",
-    "mamba2": "mamba2",
+    "mamba2": "mamba2", "mamba": "mamba", "falcon_mamba": "mamba", "jamba": "jamba",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "falcon": "falcon", "phi": "phi2",
 }  # fmt: skip
 # Models of the same model_type: with experts, for embeddings.
@@ -52,7 +52,7 @@ INTERLEAVED = {
     "deepseek",
     "bailingmoe",
 }  # architectures whose q and k rows are in interleaved rotary order
-STATES_ALONE = {"mamba2"}
+STATES_ALONE = {"mamba2", "mamba"}
 DELTA = {"qwen3next", "qwen35", "qwen35moe"}
 GEMMA = {"gemma", "nemotron", "gemma2", "gemma3", "gemma-embedding"}  # GGUF files hold their norm weights as 1 + w
 
@@ -107,12 +107,15 @@ BLOCK = {
     "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
     "block_sparse_moe.output_linear": "ffn_down_exps", "block_sparse_moe.router.layer": "ffn_gate_inp",
     "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm", "mamba.out_proj": "ssm_out",
+    **{f"{module}.{part}_proj": f"ssm_{part}" for module in ("mixer", "mamba") for part in ("x", "dt")},
+    **{f"mamba.{part}_layernorm": f"ssm_{part}_norm" for part in ("dt", "b", "c")},
+    "feed_forward.router": "ffn_gate_inp",
     "mixer.in_proj": "ssm_in", "mixer.conv1d": "ssm_conv1d", "mixer.out_proj": "ssm_out", "norm": "attn_norm",
     "mixer.q_proj": "attn_q", "mixer.k_proj": "attn_k", "mixer.v_proj": "attn_v", "mixer.o_proj": "attn_output",
     "mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down",
     "mixer.gate": "ffn_gate_inp", "mixer.shared_experts.up_proj": "ffn_up_shexp",
     "mixer.shared_experts.down_proj": "ffn_down_shexp", "mixer.fc1_latent_proj": "ffn_latent_down",
-    "mixer.fc2_latent_proj": "ffn_latent_up", "feed_forward.router": "ffn_gate_inp",
+    "mixer.fc2_latent_proj": "ffn_latent_up",
     "feed_forward.gate_proj": "ffn_gate", "feed_forward.up_proj": "ffn_up", "feed_forward.down_proj": "ffn_down",
     "feed_forward.shared_expert.gate_proj": "ffn_gate_shexp", "feed_forward.shared_expert.up_proj": "ffn_up_shexp",
     "feed_forward.shared_expert.down_proj": "ffn_down_shexp",
@@ -187,7 +190,8 @@ EXPRESSIBLE = {
     "deepseek_v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     "dots1": {"sliding_window": None, "layer_types": None},
     "falcon_h1": {"mamba_norm_before_gate": False},
-    "mamba2": {"use_bias": False},
+    "mamba2": {"use_bias": False}, "mamba": {"use_bias": False}, "jamba": {"mamba_proj_bias": False},
+    "falcon_mamba": {"use_bias": False, "mixer_rms_eps": 1e-5},
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
     "internlm3": {"attention_bias": False, "mlp_bias": False},
     "youtu": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
@@ -387,7 +391,7 @@ def converted(config, name, value):
             kind = {"gate_up_proj": "gate_up", "down_proj": "down"}[part]
             return {f"blk.{layer}.ffn_{kind}_exps.weight": value}
         case "mixer":
-            return mamba({"mamba_n_groups": config.get("mamba_n_groups") or config["n_groups"]}, layer, part, value)
+            return mamba({"mamba_n_groups": config.get("n_groups"), **config}, layer, part, value)
         case "block_sparse_moe" if part == "e_score_correction_bias":
             return {f"blk.{layer}.exp_probs_b.bias": value}
         case "block_sparse_moe" if part == "input_linear.weight":
@@ -446,16 +450,32 @@ def gpt_oss_experts(layer, part, value):
 
 
 def mamba(config, layer, part, value):
+    heads = value if value.ndim == 2 or config["model_type"] in ("mamba", "falcon_mamba", "jamba") else value[:, None]
     match part:
         case "A_log":
-            return {f"blk.{layer}.ssm_a": -np.exp(value[:, None])}
+            return {f"blk.{layer}.ssm_a": -np.exp(heads)}
         case "D":
-            return {f"blk.{layer}.ssm_d": value[:, None]}
+            return {f"blk.{layer}.ssm_d": heads}
         case "dt_bias":
             return {f"blk.{layer}.ssm_dt.bias": value}
         case "norm.weight":
             return {f"blk.{layer}.ssm_norm.weight": value.reshape(config["mamba_n_groups"], -1)}
     return {}
+
+
+def mamba1(architecture, config):
+    """The metadata of layers of the first Mamba."""
+    inner = config.get("mamba_inner") or config["mamba_expand"] * config["hidden_size"]
+    sizes = {"conv_kernel": config["mamba_d_conv"], "state_size": config["mamba_d_state"], "inner_size": inner,
+             "time_step_rank": config["mamba_dt_rank"]}  # fmt: skip
+    found = {f"{architecture}.ssm.{key}": ("u32", value) for key, value in sizes.items()}
+    if architecture == "mamba":
+        found["mamba.ssm.dt_b_c_rms"] = ("bool", config["model_type"] == "falcon_mamba")
+        return found
+    period, offset = config["attn_layer_period"], config["attn_layer_offset"]
+    layers = range(config["num_hidden_layers"])
+    heads = [config["num_key_value_heads"] if i % period == offset else 0 for i in layers]
+    return found | {"jamba.attention.head_count_kv": ("[i32]", heads)}
 
 
 def tiled_delta_net(config, layer, part, value):
@@ -667,12 +687,15 @@ def metadata(config):
              f"{architecture}.rope.freq_base": ("f32", rope["rope_theta"])}  # fmt: skip
     found |= {f"{architecture}.{k}": ("u32", config[v]) for k, v in KEYS.items() if config.get(v)}
     found |= {f"{architecture}.{k}": ("f32", config[v]) for k, v in FLOATS.items() if config.get(v)}
-    if architecture in STATES_ALONE:
+    if architecture in STATES_ALONE or architecture == "jamba":
         del found[f"{architecture}.rope.freq_base"]
+    if architecture in STATES_ALONE:
         of_none = dict.fromkeys(("attention.head_count", "feed_forward_length"), ("u32", 0))
         found |= {
             f"{architecture}.{key}": typed for key, typed in {"context_length": ("u32", 1 << 20), **of_none}.items()
         }
+    if "mamba_dt_rank" in config:
+        found |= mamba1(architecture, config)
     if architecture == "falcon-h1":  # in its weights
         del found["falcon-h1.embedding_scale"]
     if "linear_value_head_dim" in config:

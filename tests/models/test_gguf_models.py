@@ -65,7 +65,8 @@ WITH_TRANSFORMERS_LOGITS = {
     **dict.fromkeys(
         ("lfm2", "minicpm", "falcon-h1", "falcon-h1-normed-last", "nemotron-h-latent"), ({}, {})
     ),
-    **dict.fromkeys(("mamba2", "mamba2-plain"), ({}, {})),
+    **dict.fromkeys(("mamba2", "mamba2-plain", "mamba", "mamba-plain", "falcon-mamba-even"), ({}, {})),
+    **dict.fromkeys(("jamba", "jamba-dense"), ({}, {})),
     "olmo3": (OLMO3, {}),
     **dict.fromkeys(("llama-biases", "olmo2-biases", "afmoe", "cohere", "cohere2", "olmo", "hunyuan"), ({}, {})),
     "hunyuan-moe": ({key.replace("llama", "hunyuan-moe"): value for key, value in YARN.items()}, {}),

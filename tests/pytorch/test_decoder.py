@@ -67,9 +67,15 @@ def test_chunks_and_decode_steps_give_the_logits_of_the_whole_sequence(name, dty
 
 RECURRENT = st.builds(
     lambda kind, key_heads, per_key, sizes, kernel, bias: RecurrentSpec(
-        kind, key_heads * per_key, key_heads, *sizes, kernel, bias and kind == "mamba2"
+        kind,
+        *(1, 1) if kind == "mamba1" else (key_heads * per_key, key_heads),
+        *sizes,
+        kernel,
+        bias and kind != "gated_delta",
+        rank=3,
+        inner_eps=1e-3 if key_heads > 1 else None,
     ),
-    st.sampled_from(["mamba2", "gated_delta"]),
+    st.sampled_from(["mamba2", "gated_delta", "mamba1"]),
     st.integers(1, 2),
     st.integers(1, 3),
     st.tuples(st.sampled_from([4, 8, 12]), st.sampled_from([4, 8, 20])),

@@ -17,8 +17,12 @@ CHOICES: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("moe_intermediate_size", "moe_shared_expert_intermediate_size"), (8, 12, 20, 34)),
     **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), (12, 20, 36)),
     **dict.fromkeys(("sliding_window", "window_size"), (1, 2, 3, 7, 100)),
+    "mamba_inner": (24, 52, 88),
+    "mamba_dt_rank": (1, 3, 8),
     "attention_chunk_size": (3, 5, 16),
-    **dict.fromkeys(("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"), (1e-6, 1e-5, 1e-2)),
+    **dict.fromkeys(
+        ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "mixer_rms_eps"), (1e-6, 1e-5, 1e-2)
+    ),
     **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), (6, 10, 16)),
     "qk_rope_head_dim": (4, 8, 12),
     **dict.fromkeys(("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"), (2, 3, 4)),
@@ -170,6 +174,10 @@ def _layers(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
     count = pick((2, 3, 4, 5))
     if "num_hidden_layers" in found:
         found["num_hidden_layers"] = count
+    for part in ("attn", "expert"):
+        if f"{part}_layer_period" in found:
+            found[f"{part}_layer_period"] = period = pick((1, 2, 3))
+            found[f"{part}_layer_offset"] = pick(range(period))
     for key, kinds in lists.items():
         found[key] = [pick(kinds) for _ in range(count)]
         if "full_attention" in kinds:

@@ -10,6 +10,7 @@ namespace {
 // The parts of a row of projections after the channels.
 constexpr int kGatePart = 3, kTimePart = 4, kWritePart = 5;
 constexpr int kShortWritePart = 1, kShortGatePart = 2;  // the parts of short_conv
+constexpr int kSelectiveGatePart = 1;                   // the gate of mamba1
 constexpr float kUnitEps = 1e-6f;
 
 float softplus(float x) { return x > 20.f ? x : std::log1p(std::exp(x)); }
@@ -28,11 +29,18 @@ RecurrentStage::RecurrentStage(PassContext &context)
       decay_(config_.num_heads),
       write_(config_.num_heads),
       out_(config_.num_values()),
-      unit_(config_.key_dim) {
+      unit_(config_.key_dim),
+      inner_(config_.mamba1() ? padded_row(config_.rank) + 2 * padded_row(config_.key_dim) : 0),
+      steps_(config_.mamba1() ? config_.num_values() : 0),
+      low_(config_.rank) {
   if (config_.num_heads == 0) return;
   for (const Layer &layer : ctx_.model.layers) {
-    if (layer.recurrent) layer.o.add_kinds(kinds_);
+    if (!layer.recurrent) continue;
+    layer.o.add_kinds(kinds_);
+    layer.recurrent->inner.add_kinds(inner_kinds_);
+    layer.recurrent->step.add_kinds(step_kinds_);
   }
+  low_.reserve(ctx_.pool.size());
   unit_.reserve(2);
   const float length = std::sqrt(float(config_.key_dim));
   std::fill_n(unit_.row(0), config_.key_dim, 1.f / float(config_.key_dim));
@@ -44,6 +52,11 @@ void RecurrentStage::reserve() {
   const int num_tokens = ctx_.input.num_tokens;
   for (FloatRows *rows : {&projected_, &decay_, &write_, &out_}) rows->reserve(num_tokens);
   o_input_.reserve(num_tokens, config_.num_values(), ctx_.with_loras(kinds_), ctx_.pool.size());
+  if (!config_.mamba1()) return;
+  inner_.reserve(num_tokens);
+  steps_.reserve(num_tokens);
+  inner_input_.reserve(num_tokens, config_.num_values(), inner_kinds_, ctx_.pool.size());
+  step_input_.reserve(num_tokens, config_.rank, step_kinds_, ctx_.pool.size());
 }
 
 void RecurrentStage::run(int thread, const Layer &layer) {
@@ -56,6 +69,8 @@ void RecurrentStage::run(int thread, const Layer &layer) {
 
   if (config_.short_conv()) {
     mix_channels(thread, layer);
+  } else if (config_.mamba1()) {
+    mix_selectively(thread, layer);
   } else {
     mix_tokens(thread, layer);
   }
@@ -96,6 +111,40 @@ void RecurrentStage::mix_channels(int thread, const Layer &layer) {
     float *out = out_.row(t);
     for (int i = 0; i < out_.stride(); ++i) out[i] = mixed[i] * gate[i];
   }
+}
+
+// out_ of mamba1.
+void RecurrentStage::mix_selectively(int thread, const Layer &layer) {
+  convolve(thread, layer);
+  ctx_.pool.barrier();
+  const Recurrent &r = *layer.recurrent;
+  const int num_tokens = ctx_.input.num_tokens;
+  const Share rows{0, num_tokens};
+  const ActivationSet mixed = ctx_.products.prepare(thread, inner_input_, config_.num_values(), num_tokens,
+                                                    [&](int t) { return projected_.row(t); });
+  ctx_.products.linear(thread, r.inner, mixed, rows, inner_.data(), Store::assign, &r.step);
+  ctx_.pool.barrier();
+  auto norm = [&](const float *x, int part, int size, float *out) {
+    ctx_.isa.norm_parts(x, r.inner_norms[part], 0, 1, size, r.inner_eps, out);
+  };
+  const bool has_norms = r.inner_norms[0] != nullptr;
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; has_norms && t < share.end; ++t) {
+    for (int part = 1; part < 3; ++part) {
+      float *keys = inner_.row(t) + r.inner.parts[size_t(part)].offset;
+      norm(keys, part, config_.key_dim, keys);
+    }
+  }
+  const ActivationSet low = ctx_.products.prepare(thread, step_input_, config_.rank, num_tokens, [&](int t) {
+    const float *own = inner_.row(t);
+    if (!has_norms) return own;
+    norm(own, 0, config_.rank, low_.row(thread));
+    return static_cast<const float *>(low_.row(thread));
+  });
+  ctx_.products.linear(thread, r.step, low, rows, steps_.data(), Store::assign, &layer.o);
+  ctx_.pool.barrier();
+  ctx_.clock.finish(thread, Stage::rope);
+  scan_selective(thread, layer);
 }
 
 RecurrentStage::Run RecurrentStage::run_of(const Layer &layer, int req, int index) const {
@@ -187,6 +236,43 @@ void RecurrentStage::scan(int thread, const Layer &layer) {
                            .stride = size_t(projected_.stride()),
                            .scalar_stride = size_t(decay_.stride()),
                            .out_stride = size_t(out_.stride())});
+    }
+  }
+}
+
+// This thread's share of the channels of all requests.
+void RecurrentStage::scan_selective(int thread, const Layer &layer) {
+  const ForwardInput &in = ctx_.input;
+  const Recurrent &r = *layer.recurrent;
+  const Share share = share_of(config_.padded_value_dim() / kGroup, thread, ctx_.pool.size());
+  const int begin = share.begin * kGroup, end = share.end * kGroup;
+  const size_t first = kScaleFloats + size_t(begin) * size_t(config_.key_dim);
+  for (int b = 0; b < in.num_reqs; ++b) {
+    for (int index = 0; index < num_runs(b); ++index) {
+      const Run run = run_of(layer, b, index);
+      if (index == 0 && in.num_computed(b) == 0) {
+        std::memset(run.before + first, 0, sizeof(float) * size_t(end - begin) * size_t(config_.key_dim));
+      }
+      const float *inner = inner_.row(run.first);
+      ctx_.isa.scan_selective({.num_tokens = run.num_tokens,
+                               .key_dim = config_.key_dim,
+                               .begin = begin,
+                               .end = end,
+                               .before = run.before + kScaleFloats,
+                               .rate = r.rate,
+                               .state = run.after + kScaleFloats,
+                               .step_bias = r.dt_bias,
+                               .skip = r.skip,
+                               .x = projected_.row(run.first),
+                               .gate = projection(layer, kSelectiveGatePart, run.first),
+                               .step = steps_.row(run.first),
+                               .k = inner + r.inner.parts[1].offset,
+                               .q = inner + r.inner.parts[2].offset,
+                               .out = out_.row(run.first),
+                               .stride = size_t(projected_.stride()),
+                               .step_stride = size_t(steps_.stride()),
+                               .key_stride = size_t(inner_.stride()),
+                               .out_stride = size_t(out_.stride())});
     }
   }
 }

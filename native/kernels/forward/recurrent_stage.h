@@ -29,9 +29,11 @@ class RecurrentStage {
 
   void mix_tokens(int thread, const Layer &layer);
   void mix_channels(int thread, const Layer &layer);
+  void mix_selectively(int thread, const Layer &layer);
   void convolve(int thread, const Layer &layer);
   void prepare_tokens(int thread, const Layer &layer);
   void scan(int thread, const Layer &layer);
+  void scan_selective(int thread, const Layer &layer);
   void apply_gate(int thread, const Layer &layer);
 
   PassContext &ctx_;
@@ -42,8 +44,10 @@ class RecurrentStage {
   FloatRows decay_, write_;           // [T, num_heads]
   FloatRows out_;                     // [T, num_values]
   FloatRows unit_;                    // [2, key_dim]: the factors of normed q and k
-  KindSet kinds_{};                   // the kinds of `o_input_`
-  ProductInput o_input_;
+  FloatRows inner_, steps_;           // [T, dt_low k q] and [T, num_values]: products of mamba1, dt before softplus
+  FloatRows low_;                     // [num_threads, rank], a normed dt_low
+  KindSet kinds_{}, inner_kinds_{}, step_kinds_{};  // the kinds of the inputs below
+  ProductInput o_input_, inner_input_, step_input_;
 };
 
 }  // namespace foreword::kernels

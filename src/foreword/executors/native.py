@@ -44,6 +44,8 @@ _BYTES = {
     **dict.fromkeys(("fp4", "iq4", "iq3_s", "iq3_xxs", "iq2_xxs", "iq1_s"), 9 / 16),
 }  # bytes of a weight, with its part of the scales (native/kernels/formats.h)  # fmt: skip
 _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
+_GROUP = 16
+"""Adjacent channels of mamba1, whose states are beside each other (native/kernels/recurrent.h)."""
 
 
 def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bool = False) -> str:
@@ -576,9 +578,10 @@ class _Packer:
         float32.
         """
         packed: dict[str, float] = {"least_step": spec.least_step, "z_scale": spec.scale_of("z")}
+        packed["inner_eps"] = spec.inner_eps or 0.0
         packed["is_normed_first"] = spec.normed == "first"
         for name, shape in spec.weight_names(self.spec.hidden_size):
-            if len(shape) == 2 and name != "conv":
+            if len(shape) == 2 and name not in ("conv", "a_log"):
                 packed[name] = self._of_rates(prefix + name, name, shape, spec)
             else:
                 own = "rate" if name == "a_log" else name
@@ -586,7 +589,11 @@ class _Packer:
         return packed
 
     def _of_rates(self, name: str, part: str, shape: tuple[int, ...], spec: RecurrentSpec) -> int:
-        """Pack a matrix of a state. Matrices of rates are float32, times their scale."""
+        """Pack a matrix of a state. Matrices of rates are float32, times their scale; of mamba1, whose are larger, they
+        are as precise as the output projection.
+        """
+        if spec.kind == "mamba1" and part not in ("v", "z", "o"):
+            return self._matrix(name, keep_precise=True)
         if shape[0] != spec.num_heads or part not in ("dt", "beta"):
             return self._matrix(name)
         if part == "dt" and spec.scales is not None:
@@ -601,7 +608,7 @@ class _Packer:
             case "dt_in_bias":
                 return values * np.float32(spec.scale_of("dt"))
             case "a_log":
-                return np.asarray(np.exp(values))
+                return _by_group(np.exp(values)) if spec.kind == "mamba1" else np.asarray(np.exp(values))
             case "conv":
                 scales = [np.full(size, spec.scale_of(part), np.float32) for part, size in spec.parts]
                 return _by_part(values.T * np.concatenate(scales), spec)
@@ -652,8 +659,14 @@ def _recurrent_sizes(spec: DecoderSpec) -> dict[str, int]:
     if len(found) > 1:
         raise ConfigError(f"the recurrent layers are of {len(found)} shapes; the native executor runs one, use NumPy")
     [recurrent] = found
-    sizes = ("num_heads", "num_key_heads", "key_dim", "value_dim", "conv_kernel", "tiled")
+    sizes = ("num_heads", "num_key_heads", "key_dim", "value_dim", "conv_kernel", "rank", "tiled")
     return {"kind": RECURRENT_KINDS.index(recurrent.kind)} | {name: getattr(recurrent, name) for name in sizes}
+
+
+def _by_group(rates: F32) -> F32:
+    """Return flat rates [channels, key_dim] as [groups][key_dim][_GROUP]."""
+    padded = np.pad(rates, ((0, -len(rates) % _GROUP), (0, 0)))
+    return np.ascontiguousarray(padded.reshape(-1, _GROUP, rates.shape[1]).swapaxes(1, 2)).ravel()
 
 
 def _by_part(channels: F32, spec: RecurrentSpec) -> F32:

@@ -9,7 +9,7 @@ import numpy as np
 from foreword.arrays import F32
 from foreword.batch import InputBatch, state_indices
 from foreword.executors.functions import rms_norm, sigmoid, silu
-from foreword.models.recurrent import RecurrentSpec, in_bias_of
+from foreword.models.recurrent import INNER_NORMS, RecurrentSpec, in_bias_of
 
 StateRun = tuple[slice, int, int]
 """Consecutive tokens of a request after which its state is kept, the entry of the states that it is read from, −1 for a
@@ -26,6 +26,8 @@ def recurrent_layer(
     """
     if spec.kind == "short_conv":
         return _short_conv(h, weight, spec, states, runs)
+    if spec.kind == "mamba1":
+        return _selective(h, weight, spec, states, runs)
     inputs = {
         name: _product(h, name, spec, weight) * np.float32(spec.scale_of(name)) for name in ("q", "k", "v", "z", "dt")
     }
@@ -102,6 +104,30 @@ def _short_conv(
         past[:] = known[len(known) - len(past) :]
         y[tokens] = _weighted(known, spec, weight)
     return _output(y * z, spec, weight)
+
+
+def _selective(h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, states: F32, runs: Sequence[StateRun]) -> F32:
+    """See `recurrent_layer`."""
+    u, z = (_product(h, name, spec, weight) for name in ("v", "z"))  # [T, channels]
+    y, rates, matrix_size = np.empty_like(u), np.exp(weight("a_log")).T, spec.num_values * spec.key_dim
+    for tokens, state in _with_states(runs, states[:, : spec.state_size]):
+        matrix = state[:matrix_size].reshape(spec.key_dim, spec.value_dim)
+        past = state[matrix_size:].reshape(-1, spec.num_channels)
+        known = np.concatenate([past, u[tokens]])
+        past[:] = known[len(known) - len(past) :]
+        v = convolve(known, spec, weight)
+        r, k, q = (v @ weight(name).T for name, _ in spec.inner_parts)
+        if spec.inner_eps is not None:
+            r, k, q = (
+                rms_norm(x, spec.inner_eps) * weight(name) for x, name in zip((r, k, q), INNER_NORMS, strict=True)
+            )
+        dt = np.logaddexp(np.float32(0), r @ weight("dt").T + weight("dt_bias"))  # [T, channels]
+        for t in range(len(v)):
+            matrix *= np.exp(-rates * dt[t])
+            matrix += k[t][:, None] * (dt[t] * v[t])
+            y[tokens][t] = q[t] @ matrix
+        y[tokens] += weight("skip") * v
+    return _output(y * silu(z), spec, weight)
 
 
 def _weighted(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:

@@ -17,6 +17,8 @@ from foreword.models.text_files import read_object
 
 O_BIAS = ONLY_IN_GGUF + "o_bias"
 """Whether the last product of attention has a bias, which the tensors of a GGUF file tell."""
+EXPERT_LAYERS = ONLY_IN_GGUF + "expert_layers"
+"""The layers with experts, which the tensors of a GGUF file tell."""
 USE_ITS_CONFIG = "Use the configuration that came with the weights"
 """The fix of most errors about a configuration."""
 
@@ -204,6 +206,9 @@ def config_from_gguf(gguf: GGUF, keys: Keys) -> Config:
             values[key] = any(name.endswith(tensor) for name in gguf.tensors)
     if "laurel_rank" in keys and (left := gguf.tensors.get("blk.0.laurel_l.weight")) is not None:
         values["laurel_rank"] = left.shape[0]
+    if EXPERT_LAYERS in keys:
+        routers = (name.split(".") for name in gguf.tensors if name.endswith(".ffn_gate_inp.weight"))
+        values[EXPERT_LAYERS] = [int(layer) for _, layer, *_ in routers if layer.isdecimal()]
     if "attention_k_eq_v" in keys:
         layers = [name for name in gguf.tensors if name.endswith(".attn_k.weight")]
         values["attention_k_eq_v"] = any(name.replace("attn_k", "attn_v") not in gguf.tensors for name in layers)

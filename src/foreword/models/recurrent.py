@@ -3,7 +3,7 @@
 One layer with h = norm(x, attn_norm) [T, hidden]. Value head j uses key head j // (num_heads / num_key_heads),
 or with ``tiled`` j mod num_key_heads:
 
-    u = h Wu + bu               the channels v, k, q of mamba2; q, k, v of gated_delta
+    u = h Wu + bu               the channels v, k, q of mamba2; q, k, v of gated_delta; v of mamba1
     u_t = silu(Σ_i conv[:, i] u_{t − conv_kernel + 1 + i} + conv_bias)       per channel; u is 0 before the first token
     z, dt = h Wz + bz, softplus(h Wdt + bdt + dt_bias);   decay = exp(−exp(a_log) dt)   dt, decay: one per head
 
@@ -14,6 +14,9 @@ or with ``tiled`` j mod num_key_heads:
     gated_delta:  q, k = q / |q| / sqrt(key_dim), k / |k|;   |x| = sqrt(Σ x² + 1e-6)
                   R = decay S_{t−1};   S_t = R + k (sigmoid(h Wbeta) (v − Rᵀ k))ᵀ;   y = Sᵀ q
                   y = norm(y, norm) silu(z)          per head
+    mamba1:       r, k, q = v Wdt_low, v Wk, v Wq;   r, k, q = norm(r, dt_norm), norm(k, k_norm), norm(q, q_norm)
+                  dt = softplus(r Wdt + dt_bias)     one per value; the norms if inner_eps, which is their eps
+                  S_t = exp(−exp(a_logᵀ) dt) S_{t−1} + k (dt v)ᵀ;   y = (Sᵀ q + skip v) silu(z)
     short_conv:   u = (h Wbeta + bbeta) (h Wv + bv);   y = (Σ_i conv[:, i] u_{t − conv_kernel + 1 + i} + conv_bias) z
 
     x += y Wo + bo
@@ -23,7 +26,8 @@ The biases of h W are there if in_bias, bo if o_bias.
 With scales, the products h W + b of v, k, q, z and dt (mamba2) are multiplied by these numbers first.
 
 The state is S [key_dim, value_dim] of each head and the last conv_kernel − 1 inputs u of the convolution, in float32.
-short_conv has no S: its key_dim is 0, and it has one head.
+short_conv has no S: its key_dim is 0, and it has one head. mamba1 has one head, too; a_log is [value_dim, key_dim], so
+that each number of S decays by itself.
 """
 
 from __future__ import annotations
@@ -32,11 +36,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-RecurrentKind = Literal["mamba2", "gated_delta", "short_conv"]
+RecurrentKind = Literal["mamba2", "gated_delta", "short_conv", "mamba1"]
 Normed = Literal["last", "first", "never"]
 """The place where the outputs of mamba2 are normed: after the gate, before it, or not at all."""
 Scales = tuple[float, float, float, float, float]
 """Factors of the inputs v, k, q, z and dt of mamba2."""
+INNER_NORMS = ("dt_norm", "k_norm", "q_norm")
+"""The norms of the products of v of mamba1, in the order of these."""
 RECURRENT_KINDS: tuple[RecurrentKind, ...] = get_args(RecurrentKind)
 
 
@@ -44,6 +50,8 @@ RECURRENT_KINDS: tuple[RecurrentKind, ...] = get_args(RecurrentKind)
 class RecurrentSpec:
     """A recurrent layer's kind and sizes; the module docstring gives the arithmetic. In the literature of Mamba 2,
     q is C, k is B and v is x; num_key_heads is its number of groups and key_dim the size of its state.
+
+    rank: the size of r of mamba1. inner_eps: see there; None: it has no inner norms.
     """
 
     kind: RecurrentKind
@@ -59,6 +67,8 @@ class RecurrentSpec:
     scales: Scales | None = None
     in_bias: bool = False
     o_bias: bool = False
+    rank: int = 0
+    inner_eps: float | None = None
 
     def scale_of(self, part: str) -> float:
         """Return the number that the product of v, k, q, z or dt is multiplied by."""
@@ -68,7 +78,7 @@ class RecurrentSpec:
     def parts(self) -> tuple[tuple[str, int], ...]:
         """The channels of the convolution in their order: (q, k or v; number of channels)."""
         keys = self.num_key_heads * self.key_dim
-        if self.kind == "short_conv":
+        if self.kind in ("short_conv", "mamba1"):
             return (("v", self.num_values),)
         sizes = (("q", keys), ("k", keys), ("v", self.num_values))
         return sizes if self.kind == "gated_delta" else sizes[::-1]
@@ -96,9 +106,9 @@ class RecurrentSpec:
     def weight_names(self, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the canonical names of a layer's weights and their shapes, as `foreword.models.spec.weight_names`."""
         inputs = [*self.parts, ("z", self.num_values)]
-        if self.kind != "short_conv":
+        if self.kind in ("mamba2", "gated_delta"):
             inputs.append(("dt", self.num_heads))
-        if self.kind != "mamba2":
+        if self.kind in ("gated_delta", "short_conv"):
             inputs.append(("beta", self.num_values if self.kind == "short_conv" else self.num_heads))
         for part, size in inputs:
             yield part, (size, hidden)
@@ -107,7 +117,9 @@ class RecurrentSpec:
         yield "conv", (self.num_channels, self.conv_kernel)
         if self.conv_bias:
             yield "conv_bias", (self.num_channels,)
-        if self.kind != "short_conv":
+        if self.kind == "mamba1":
+            yield from self._selective_names()
+        elif self.kind != "short_conv":
             yield "dt_bias", (self.num_heads,)
             yield "a_log", (self.num_heads,)
             if self.kind == "mamba2":
@@ -117,6 +129,23 @@ class RecurrentSpec:
         yield "o", (hidden, self.num_values)
         if self.o_bias:
             yield "o_bias", (hidden,)
+
+    @property
+    def inner_parts(self) -> tuple[tuple[str, int], ...]:
+        """The products of v of mamba1 in their order: (name, number of outputs)."""
+        return (("dt_low", self.rank), ("k", self.key_dim), ("q", self.key_dim)) if self.kind == "mamba1" else ()
+
+    def _selective_names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the names and shapes of what mamba1 has besides products of h and the convolution."""
+        for name, size in self.inner_parts:
+            yield name, (size, self.num_values)
+        for name, size in zip(INNER_NORMS, (self.rank, self.key_dim, self.key_dim), strict=True):
+            if self.inner_eps is not None:
+                yield name, (size,)
+        yield "dt", (self.num_values, self.rank)
+        yield "dt_bias", (self.num_values,)
+        yield "a_log", (self.num_values, self.key_dim)
+        yield "skip", (self.num_values,)
 
 
 def in_bias_of(part: str) -> str:

@@ -55,6 +55,7 @@ FALCON = {"embedding_multiplier": 3.0, "lm_head_multiplier": 0.4, "key_multiplie
           "mlp_multipliers": [0.6, 1.3], "ssm_multipliers": [0.35, 0.8, 1.4, 0.5, 1.2]}  # fmt: skip
 STATES = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 4, "bos_token_id": None, "eos_token_id": 2,
           "pad_token_id": 0}  # fmt: skip
+JAMBA = {"mamba_d_state": 10, "mamba_d_conv": 3, "mamba_expand": 2, "mamba_dt_rank": 5}
 NEMOTRON = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_group": 4, "topk_group": 2,
             "moe_shared_expert_intermediate_size": 20, "routed_scaling_factor": 1.5}  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
@@ -319,6 +320,26 @@ MODELS = {
         **STATES, num_heads=6, head_dim=16, expand=3, n_groups=3, state_size=7, use_conv_bias=False,
         layer_norm_epsilon=0.01, tie_word_embeddings=True,
     ),
+    "mamba": transformers.MambaConfig(**STATES, state_size=10, conv_kernel=3, time_step_rank=5),
+    "mamba-plain": transformers.MambaConfig(
+        **STATES, state_size=7, use_conv_bias=False, intermediate_size=52, layer_norm_epsilon=0.01,
+        tie_word_embeddings=False,
+    ),
+    "falcon-mamba": transformers.FalconMambaConfig(
+        **STATES, state_size=10, conv_kernel=3, expand=16, intermediate_size=72, mixer_rms_eps=0.1
+    ),
+    "falcon-mamba-even": transformers.FalconMambaConfig(
+        **STATES, state_size=18, time_step_rank=3, layer_norm_epsilon=0.02, mixer_rms_eps=0.02,
+        tie_word_embeddings=False,
+    ),
+    "jamba": transformers.JambaConfig(
+        **SIZES, **JAMBA, num_experts=4, num_experts_per_tok=2, attn_layer_period=3, attn_layer_offset=1,
+        expert_layer_period=2, expert_layer_offset=1,
+    ),
+    "jamba-dense": transformers.JambaConfig(
+        **SIZES, **{**JAMBA, "mamba_dt_rank": "auto", "mamba_conv_bias": False}, num_experts=1, attn_layer_period=4,
+        attn_layer_offset=2, tie_word_embeddings=True, head_dim=12, rms_norm_eps=0.01,
+    ),
     "nemotron-h-latent": transformers.NemotronHConfig(
         **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"}, head_dim=10, mamba_num_heads=4,
         mamba_head_dim=12, n_groups=2, ssm_state_size=10, conv_kernel=3, chunk_size=8,
@@ -456,6 +477,7 @@ BIASES = {
     "bamba": ("mamba_proj_bias", "mlp_bias"), "bitnet": ("attention_bias",), "apertus": ("attention_bias",),
     "granite-hybrid": ("mamba_proj_bias",), "hy-v3": ("attention_bias", "mlp_bias"),
     "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",), "mamba2": ("use_bias",),
+    "mamba": ("use_bias",), "falcon-mamba": ("use_bias",), "jamba": ("mamba_proj_bias",),
 }  # fmt: skip
 """The biases of further models, which are otherwise those of these names."""
 

@@ -14,7 +14,7 @@ from torch.nn.functional import linear, rms_norm, silu, softplus
 
 from foreword.executors.torch.step import PagedStep, RecurrentStep
 from foreword.executors.torch.weights import Loader
-from foreword.models.recurrent import RecurrentSpec, in_bias_of
+from foreword.models.recurrent import INNER_NORMS, RecurrentSpec, in_bias_of
 from foreword.models.spec import DecoderSpec
 
 
@@ -36,6 +36,9 @@ class RecurrentLayer:
         self.conv = load(prefix + "conv", torch.float32)
         self.conv_bias = load(prefix + "conv_bias", torch.float32) if own.conv_bias else None
         if self.is_short:
+            return
+        if own.kind == "mamba1":
+            self._load_selective(prefix, load)
             return
         rates = ("dt", "beta") if self.is_delta else ("dt",)
         self.rates = torch.cat([load(prefix + name, torch.float32) * own.scale_of(name) for name in rates])
@@ -63,11 +66,13 @@ class RecurrentLayer:
         projected = self.inputs(h).float()
         if self.bias is not None:
             projected += self.bias
-        if not self.is_short and self.scales is not None:
+        if own.scales is not None:
             projected *= self.scales
         u, z, beta = projected.tensor_split((own.num_channels, own.num_channels + own.num_values), dim=1)
         if self.is_short:
             return self._short(h, u * beta, z, step)
+        if own.kind == "mamba1":
+            return self._selective(h, u, z, step)
         rates = linear(h.float(), self.rates, self.rates_bias)
         dt = softplus(rates[:, : own.num_heads] + self.dt_bias).clamp(min=own.least_step)
         decay = torch.exp(-self.rate * dt)
@@ -96,6 +101,43 @@ class RecurrentLayer:
         states[step.written[self.group]] = known[kept].flatten(1)
         out = torch.empty_like(h)
         out[step.tokens] = self.output((self._weighted(known, window) * z).to(h.dtype))
+        return out
+
+    def _load_selective(self, prefix: str, load: Loader) -> None:
+        """Load what only mamba1 has, in float32."""
+        own = self.spec
+        self.inner = torch.cat([load(prefix + name, torch.float32) for name, _ in own.inner_parts])
+        norms = INNER_NORMS if own.inner_eps is not None else ()
+        self.inner_norms = [load(prefix + name, torch.float32) for name in norms]
+        self.dt, self.dt_bias, self.skip = (load(prefix + name, torch.float32) for name in ("dt", "dt_bias", "skip"))
+        self.rate = load(prefix + "a_log", torch.float32).exp().T.contiguous()  # [key_dim, channels]
+
+    def _selective(self, h: Tensor, u: Tensor, z: Tensor, step: RecurrentStep) -> Tensor:
+        """Return the output of mamba1 [T, hidden] for its channels u and its gate z."""
+        own, states, size = self.spec, step.states[self.index], self.spec.num_values * self.spec.key_dim
+        state = states[step.read[self.group]].masked_fill(step.is_new[:, None], 0)
+        matrices = state[:, :size].contiguous().view(-1, own.key_dim, own.value_dim)
+        known = torch.cat((state[:, size:].reshape(-1, own.num_channels), u))
+        window, kept = step.convolution(own.conv_kernel)
+        v = self._convolve(known, window)
+        parts = list(linear(v, self.inner).split([size for _, size in own.inner_parts], dim=1))
+        if own.inner_eps is not None:
+            eps, pairs = own.inner_eps, zip(parts, self.inner_norms, strict=True)
+            parts = [rms_norm(part, weight.shape, weight, eps) for part, weight in pairs]
+        low, k, q = parts
+        dt = softplus(linear(low, self.dt, self.dt_bias))
+        new, y, drafted = dt * v, torch.empty_like(v), []
+        for t, (start, end) in enumerate(pairwise(step.begins)):
+            rows, s = slice(start, end), matrices[: end - start]
+            s.mul_(torch.exp(-self.rate * dt[rows, None])).addcmul_(k[rows, :, None], new[rows, None])
+            torch.bmm(q[rows, None], s, out=y[rows, None])
+            if t in step.before_drafts:
+                drafted.append(matrices[step.before_drafts[t]])
+        written = step.written[self.group]
+        states[written, :size] = torch.cat((matrices, *drafted)).flatten(1)
+        states[written, size:] = known[kept].flatten(1)
+        out = torch.empty_like(h)
+        out[step.tokens] = self.output(((y + self.skip * v) * silu(z)).to(h.dtype))
         return out
 
     def _convolve(self, known: Tensor, window: Tensor) -> Tensor:
