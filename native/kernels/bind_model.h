@@ -694,6 +694,8 @@ class CpuModel {
     r.is_normed_first = flag(d, "is_normed_first");
     r.least_step = number(d, "least_step", 0.);
     r.z_scale = number(d, "z_scale", 1.);
+    r.write_scale = number(d, "write_scale", 1.);
+    r.norm_eps = number(d, "norm_eps", model_.config.norm_eps);
   }
 
   void selective(const nb::dict &d, Recurrent &r) {

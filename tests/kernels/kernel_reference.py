@@ -14,6 +14,7 @@ from foreword.models.spec import (
     LayerSpec,
     MlaSpec,
     MoeSpec,
+    NormPlaces,
     PerLayerSpec,
     QueryGrowth,
     RopeSpec,
@@ -111,6 +112,7 @@ MAMBA1 = RecurrentSpec("mamba1", 1, 1, 10, 84, conv_kernel=4, conv_bias=True, ra
 NORMED_MAMBA1 = replace(MAMBA1, key_dim=18, value_dim=100, rank=20, inner_eps=1e-3, in_bias=True, o_bias=True)
 TILED = RecurrentSpec("gated_delta", 6, 2, 10, 12, conv_kernel=2, tiled=True)
 DELTA = RecurrentSpec("gated_delta", 4, 2, 16, 32, conv_kernel=3)
+WIDE = replace(DELTA, write_scale=2.0, norm_eps=1e-5)
 
 
 def tiny_spec(**changes: object) -> DecoderSpec:
@@ -177,6 +179,16 @@ SPECS: dict[str, DecoderSpec] = {
             LayerSpec(rope(16)),
             LayerSpec(None, recurrent=DELTA, moe=MoeSpec(5, 2, 64)),
             LayerSpec(None, recurrent=DELTA),
+        ),
+    ),
+    "norms_by_kind": tiny_spec(
+        qk_norm=True,
+        joint_qk_norm=True,
+        norm_eps=1e-2,
+        layers=(
+            LayerSpec(None, recurrent=WIDE, norms=NormPlaces(True, False, True, False)),
+            LayerSpec(rope(16), norms=NormPlaces(False, True, False, True)),
+            LayerSpec(None, norms=NormPlaces(True, False, False, True)),
         ),
     ),
     "post_norms_alone": tiny_spec(
@@ -428,14 +440,15 @@ class Reference:
                 streams = self._predicted(p, streams)
                 x = streams[0]
             unmixed = x
+            norms = layer.norms or (spec.pre_norms, spec.post_norms) * 2
             if layer.has_mixer:
                 before = x0, f"layers.{i - 1}.attn_norm"
                 x0 = x0 if layer.beside else x
-                h = self._residual_norm(*(before if layer.beside else (x, p + "attn_norm"))) if spec.pre_norms else x
+                h = self._residual_norm(*(before if layer.beside else (x, p + "attn_norm"))) if norms[0] else x
                 h = self._rounded(h)
                 r = layer.recurrent
                 a = self._recurrent(p + "state.", r, h) if r else self._attention(p, layer, h, kept, i)
-                a = self._residual_norm(a, p + "post_attn_norm") if spec.post_norms else a
+                a = self._residual_norm(a, p + "post_attn_norm") if norms[1] else a
                 x = x + spec.residual_scale * layer.mixer_scale * a
                 if spec.streams:
                     low = h @ self._w(p + "laurel_left").T @ self._w(p + "laurel_right").T
@@ -443,9 +456,9 @@ class Reference:
             if layer.has_mlp:
                 if spec.parallel_norm or not spec.parallel_mlp:
                     own = unmixed if spec.parallel_norm else x
-                    h = self._rounded(self._residual_norm(own, p + "mlp_norm") if spec.pre_norms else own)
+                    h = self._rounded(self._residual_norm(own, p + "mlp_norm") if norms[2] else own)
                 m = self._mlp(p, h, layer.gate_cutoff) if layer.moe is None else self._moe(p, layer.moe, h, x)
-                m = self._residual_norm(m, p + "post_mlp_norm") if spec.post_norms else m
+                m = self._residual_norm(m, p + "post_mlp_norm") if norms[3] else m
                 x = x + spec.residual_scale * layer.mlp_scale * m
             if spec.streams:
                 factors, change = 1 + self._routed(p, x) @ self._w(p + "streams_correct").T, x - streams[0]
@@ -617,7 +630,7 @@ class Reference:
                     continue
                 query = query / np.sqrt(query @ query + 1e-6) / np.sqrt(r.key_dim)
                 key = key / np.sqrt(key @ key + 1e-6)
-                beta = 1 / (1 + np.exp(-into("beta")[t, j]))
+                beta = r.write_scale / (1 + np.exp(-into("beta")[t, j]))
                 erased = np.eye(r.key_dim) - beta * np.outer(key, key)
                 state = alpha[t, j] * state @ erased + beta * np.outer(v[t, j], key)
                 y[t, j] = state @ query
@@ -628,7 +641,7 @@ class Reference:
                 y = _norm(y, self._w(p + "norm").reshape(r.num_key_heads, -1), self.spec.norm_eps)
             y = y.reshape(z.shape) * (_silu(z) if r.normed == "first" else 1)
         else:
-            y = _norm(y, self._w(p + "norm"), self.spec.norm_eps) * _silu(z)
+            y = _norm(y, self._w(p + "norm"), r.norm_eps or self.spec.norm_eps) * _silu(z)
         return out_of(y.reshape(n, -1))
 
     def _selective(self, p: str, r: RecurrentSpec, u: Floats, conv: Floats, of_conv: Floats) -> Floats:

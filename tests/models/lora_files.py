@@ -42,6 +42,7 @@ def linear_modules(shapes, ends=LINEAR):
         for name, shape in shapes.items()
         if name.removesuffix(".weight").endswith(ends)
         and "expert" not in name
+        and "linear_attn" not in name
         and not (has_experts and "shared_mlp" in name)
     }
 

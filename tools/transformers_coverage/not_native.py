@@ -19,7 +19,6 @@ _REASONS: Mapping[str, str] = {
         qwen4_exp_text""",
     "layers whose state is not that of Mamba, of Mamba 2, of the gated delta rule or of a short convolution": """
         bailing_hybrid kimi_linear minimax recurrent_gemma rwkv xlstm zamba""",
-    "a gated delta rule whose updates have factors of up to 2": "olmo_hybrid",
     "convolutions inside attention": "inkling2_text inkling_text zaya",
     "one attention layer, whose weights several places of the model share": "zamba2",
     "runs behind an encoder of images or sounds": """

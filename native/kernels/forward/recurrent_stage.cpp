@@ -195,7 +195,7 @@ void RecurrentStage::prepare_tokens(int thread, const Layer &layer) {
     for (int h = 0; h < config_.num_heads; ++h) {
       const float dt = std::max(softplus(time[h] + r.dt_bias[h]), r.least_step);
       decay_.row(t)[h] = std::exp(-r.rate[h] * dt);
-      write_.row(t)[h] = write ? sigmoid(write[h]) : dt;
+      write_.row(t)[h] = write ? r.write_scale * sigmoid(write[h]) : dt;
     }
     if (!config_.gated_delta()) continue;
     const float eps = kUnitEps / float(config_.key_dim);
@@ -281,7 +281,7 @@ void RecurrentStage::scan_selective(int thread, const Layer &layer) {
 // gated_delta.
 void RecurrentStage::apply_gate(int thread, const Layer &layer) {
   const Recurrent &r = *layer.recurrent;
-  const float eps = ctx_.model.config.norm_eps;
+  const float eps = r.norm_eps;
   const int size = config_.num_values() / config_.num_key_heads;
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {

@@ -41,7 +41,7 @@ def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: st
             own = np.square(weight("q_norm") * weight("k_norm"))
             return np.tile(own if name == "q" else np.ones_like(own), num_kv_heads)
         of_inputs = np.ones(spec.hidden_size, np.float32)
-        if spec.pre_norms:
+        if spec.norms_of(layer).before_mixer:
             of_inputs = np.square(weights[norm].dequantize())
         of_rows: F32 = np.square(weight(name)) @ of_inputs
         return of_rows + np.square(weight(name + "_bias")) if spec.qkv_bias else of_rows

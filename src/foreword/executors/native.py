@@ -415,20 +415,22 @@ class _Packer:
         """Return the native form of a layer. ``place`` is group and slot of what the layer keeps."""
         packed: dict[str, Any] = {}
         vectors: list[str] = []
+        norms = self.spec.norms_of(layer)
         if place is not None:
             packed |= {"group": place[0], "slot": place[1], "sliding_window": layer.sliding_window or 0}
             packed["parallel_mlp"] = self.spec.parallel_mlp
             packed |= {"rope": self._rope(layer.rope), "beside": layer.beside, "chunked": layer.chunked}
             packed["mixer_scale"] = self.spec.residual_scale * layer.mixer_scale
             self.input_norm = self.input_norm if layer.beside else prefix + "attn_norm"
-            vectors += [name for name in self._norms("attn_norm", "post_attn_norm") if not self._is_shared(layer, name)]
+            names = self._norms({"attn_norm": norms.before_mixer, "post_attn_norm": norms.after_mixer})
+            vectors += [name for name in names if not self._is_shared(layer, name)]
             if layer.recurrent is not None:
                 packed["recurrent"] = self._recurrent(prefix + "state.", layer.recurrent)
             else:
                 vectors += self._attention(prefix, layer, packed)
         if layer.has_mlp:
             packed["mlp_scale"] = self.spec.residual_scale * layer.mlp_scale
-            names = self._norms("mlp_norm", "post_mlp_norm")
+            names = self._norms({"mlp_norm": norms.before_mlp, "post_mlp_norm": norms.after_mlp})
             is_shared = self.spec.parallel_mlp and not self.spec.parallel_norm
             vectors += [name for name in names if not (is_shared and name.startswith("mlp_norm"))]
             if layer.moe is None:
@@ -457,11 +459,10 @@ class _Packer:
         """Return whether the layer uses the result that the layer before computed with this norm."""
         return layer.beside and norm.startswith("attn_norm")
 
-    def _norms(self, before: str, after: str) -> list[str]:
-        """Return the names of the vectors of the norms before and after a part of a layer."""
-        spec = self.spec
-        names = [name for name, has in ((before, spec.pre_norms), (after, spec.post_norms)) if has]
-        return [*names, *(f"{name}_bias" for name in names)] if spec.layer_norm else names
+    def _norms(self, has: Mapping[str, bool]) -> list[str]:
+        """Return the names of the vectors of norms, of which ``has`` tells whether a layer has them."""
+        names = [name for name, is_there in has.items() if is_there]
+        return [*names, *(f"{name}_bias" for name in names)] if self.spec.layer_norm else names
 
     def _attention(self, prefix: str, layer: LayerSpec, packed: dict[str, Any]) -> list[str]:
         """Pack the matrices of attention into ``packed`` and return the names of its vectors."""
@@ -580,6 +581,8 @@ class _Packer:
         packed: dict[str, float] = {"least_step": spec.least_step, "z_scale": spec.scale_of("z")}
         packed["inner_eps"] = spec.inner_eps or 0.0
         packed["is_normed_first"] = spec.normed == "first"
+        packed["write_scale"] = spec.write_scale
+        packed["norm_eps"] = self.spec.norm_eps if spec.norm_eps is None else spec.norm_eps
         for name, shape in spec.weight_names(self.spec.hidden_size):
             if len(shape) == 2 and name not in ("conv", "a_log"):
                 packed[name] = self._of_rates(prefix + name, name, shape, spec)

@@ -227,13 +227,13 @@ class NumpyExecutor(TransferPagedExecutor):
         h = x
         streams = None if spec.streams is None else NumpyStreams(self, spec.streams, x)
         for i, layer in enumerate(spec.layers):
-            p = f"layers.{i}."
+            p, norms = f"layers.{i}.", spec.norms_of(layer)
             if streams is not None:
                 x = streams.predict(p)
             before = x
             if layer.has_mixer:
                 if not layer.beside:
-                    h = self.input(x, p + "attn_norm")
+                    h = self.input(x, p + "attn_norm", has_norm=norms.before_mixer)
                 if layer.recurrent is None and spec.mla is not None:
                     a = self.latent_attention(h, p, layer, spec.mla, *self.places[i], step)
                 elif layer.recurrent is None:
@@ -241,18 +241,18 @@ class NumpyExecutor(TransferPagedExecutor):
                 else:
                     group, slot = self.places[i]
                     a = self.recurrent(h, p, layer.recurrent, slot, step.runs[group])
-                x = self.sum(x, a, p + "post_attn_norm", layer.mixer_scale)
+                x = self.sum(x, a, p + "post_attn_norm", layer.mixer_scale, has_norm=norms.after_mixer)
                 if streams is not None:
                     x = (x + streams.laurel(h, p)) * np.float32(0.5**0.5)
             if layer.has_mlp:
                 if spec.parallel_norm or not spec.parallel_mlp:
                     x_mlp = before if spec.parallel_norm else x
-                    h = self.input(x_mlp, p + "mlp_norm")
+                    h = self.input(x_mlp, p + "mlp_norm", has_norm=norms.before_mlp)
                 if layer.moe is None:
                     m = self.mlp(h, p, step.loras, layer.gate_cutoff)
                 else:
                     m = self.experts(x, h, p, layer.moe)
-                x = self.sum(x, m, p + "post_mlp_norm", layer.mlp_scale)
+                x = self.sum(x, m, p + "post_mlp_norm", layer.mlp_scale, has_norm=norms.after_mlp)
             if streams is not None:
                 x = streams.correct(x, p)
             if inputs is not None:
@@ -296,11 +296,9 @@ class NumpyExecutor(TransferPagedExecutor):
             return layer_norm(x, self.weight(name), self.weight(name + "_bias"), eps)
         return rms_norm(x, eps) * self.weight(name)
 
-    def sum(self, x: F32, branch: F32, norm: str, scale: float) -> F32:
-        """Return x + residual_scale · scale · branch, where the branch passes through the norm first if the model has
-        such norms.
-        """
-        normed = self.norm(branch, norm) if self.spec.post_norms else branch
+    def sum(self, x: F32, branch: F32, norm: str, scale: float, *, has_norm: bool) -> F32:
+        """Return x + residual_scale · scale · branch, where the branch passes through the norm first if it has one."""
+        normed = self.norm(branch, norm) if has_norm else branch
         return x + np.float32(self.spec.residual_scale * scale) * normed
 
     def linear(self, x: F32, name: str, loras: LoraTokens) -> F32:
@@ -380,9 +378,11 @@ class NumpyExecutor(TransferPagedExecutor):
         flat = x.reshape(len(x), -1) if self.spec.joint_qk_norm else x
         return (rms_norm(flat, self.spec.norm_eps) * self.weight(name)).reshape(x.shape)
 
-    def input(self, x: F32, norm: str) -> F32:
-        """Return the input of attention or an MLP: with a norm before it, and rounded, if the model has these."""
-        h = self.norm(x, norm) if self.spec.pre_norms else x
+    def input(self, x: F32, norm: str, *, has_norm: bool) -> F32:
+        """Return the input of attention or an MLP: with a norm before it if it has one, and rounded if the model rounds
+        inputs.
+        """
+        h = self.norm(x, norm) if has_norm else x
         return rounded(h) if self.spec.rounds_inputs else h
 
     def last_input(self, x: F32, norm: str) -> F32:

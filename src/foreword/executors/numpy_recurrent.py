@@ -34,7 +34,9 @@ def recurrent_layer(
     u = np.concatenate([inputs[part] for part, _ in spec.parts], axis=1)  # [T, channels]
     dt = np.maximum(np.logaddexp(np.float32(0), inputs["dt"] + weight("dt_bias")), spec.least_step)  # [T, heads]
     decay = np.exp(-np.exp(weight("a_log")) * dt)
-    beta = sigmoid(_product(h, "beta", spec, weight)) if spec.kind == "gated_delta" else dt
+    beta = dt
+    if spec.kind == "gated_delta":
+        beta = np.float32(spec.write_scale) * sigmoid(_product(h, "beta", spec, weight))
     y = np.empty((len(h), spec.num_heads, spec.value_dim), np.float32)
     matrix_size = spec.num_values * spec.key_dim
     for tokens, state in _with_states(runs, states[:, : spec.state_size]):
@@ -43,7 +45,7 @@ def recurrent_layer(
         known = np.concatenate([past, u[tokens]])
         past[:] = known[len(known) - len(past) :]
         y[tokens] = scan(convolve(known, spec, weight), decay[tokens], beta[tokens], matrices, spec, weight)
-    gate = silu(inputs["z"])
+    gate, norm_eps = silu(inputs["z"]), norm_eps if spec.norm_eps is None else spec.norm_eps
     out: F32
     if spec.kind == "mamba2":
         out = y.reshape(gate.shape) * (1 if spec.normed == "first" else gate)
@@ -145,7 +147,7 @@ def convolve(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
 def scan(u: F32, decay: F32, beta: F32, states: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
     """Return y [T, heads, value_dim] of one request; states [heads, key_dim, value_dim] is read and written.
 
-    decay: [T, heads]; beta: [T, heads], the factor of what is written: dt or sigmoid(h Wbeta).
+    decay: [T, heads]; beta: [T, heads], the factor of what is written: dt or write_scale sigmoid(h Wbeta).
     """
     ends = np.cumsum([size for _, size in spec.parts])
     parts = dict(zip((name for name, _ in spec.parts), np.split(u, ends[:-1], axis=1), strict=True))

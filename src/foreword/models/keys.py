@@ -80,6 +80,7 @@ _REASONS: Mapping[str, str] = {
         activation_dropout attention_dropout attention_probs_dropout_prob attn_pdrop aux_loss_alpha classifier_dropout
         dropout embd_pdrop embed_dropout embedding_dropout embedding_initializer_range gradient_checkpointing
         hidden_dropout hidden_dropout_prob init_std initializer_cutoff_factor initializer_range layerdrop
+        linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min
         mamba_dt_init_floor mamba_dt_max mlp_dropout mtp_loss_scaling_factor output_dropout output_router_logits
         rescale_prenorm_residual resid_dropout resid_pdrop residual_dropout router_aux_loss_coef router_jitter_noise
         seq_aux sparse_pred_ignore_index sparse_prediction time_step_floor time_step_init_scheme time_step_max

@@ -153,12 +153,28 @@ def _renamed(path: Path, tensors: Mapping[str, Tensor], family: Family) -> Mappi
             fix = "Use a file that has one of them"
             raise ModelError(f"{path}: tensors {both} and {others[both]} are the same weight. {fix}")
         tensors = {others.get(name, name): tensor for name, tensor in tensors.items()}
+    for end, parts in family.joined.items():
+        tensors = _joined(tensors, end, parts)
     names = {**SAFETENSORS_NAMES, **family.names}
     model, _, embed = names["embed"].partition(".")
     if embed not in tensors:
         return tensors
     outside = DENSE, names["lm_head"].removesuffix("weight")
     return {name if name.startswith(outside) else f"{model}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _joined(tensors: Mapping[str, Tensor], end: str, parts: tuple[str, ...]) -> Mapping[str, Tensor]:
+    """Return the tensors with those whose names end with one of ``parts`` each as rows of one: see `Family.joined`. A
+    tensor without its other parts stays as it is.
+    """
+    found = dict(tensors)
+    for name in (name for name in tensors if name.endswith(parts[0])):
+        own = [name.removesuffix(parts[0]) + part for part in parts]
+        if all(part in tensors for part in own):
+            found[name.removesuffix(parts[0]) + end] = float_tensor(
+                np.concatenate([found.pop(part).dequantize() for part in own])
+            )
+    return found
 
 
 def _with_layer(names: Mapping[str, str | Rows], usual: str, prefix: str) -> dict[str, str | Rows]:

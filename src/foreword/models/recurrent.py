@@ -12,7 +12,7 @@ or with ``tiled`` j mod num_key_heads:
                   y = norm(y silu(z), norm)          over the value heads of each key head
                   y = norm(y, norm) silu(z)          where normed is "first"; y silu(z) where it is "never"
     gated_delta:  q, k = q / |q| / sqrt(key_dim), k / |k|;   |x| = sqrt(Σ x² + 1e-6)
-                  R = decay S_{t−1};   S_t = R + k (sigmoid(h Wbeta) (v − Rᵀ k))ᵀ;   y = Sᵀ q
+                  R = decay S_{t−1};   S_t = R + k (write_scale sigmoid(h Wbeta) (v − Rᵀ k))ᵀ;   y = Sᵀ q
                   y = norm(y, norm) silu(z)          per head
     mamba1:       r, k, q = v Wdt_low, v Wk, v Wq;   r, k, q = norm(r, dt_norm), norm(k, k_norm), norm(q, q_norm)
                   dt = softplus(r Wdt + dt_bias)     one per value; the norms if inner_eps, which is their eps
@@ -51,7 +51,8 @@ class RecurrentSpec:
     """A recurrent layer's kind and sizes; the module docstring gives the arithmetic. In the literature of Mamba 2,
     q is C, k is B and v is x; num_key_heads is its number of groups and key_dim the size of its state.
 
-    rank: the size of r of mamba1. inner_eps: see there; None: it has no inner norms.
+    rank: the size of r of mamba1. inner_eps: see there; None: it has no inner norms. norm_eps: that of ``norm``; None:
+    that of the model.
     """
 
     kind: RecurrentKind
@@ -69,6 +70,8 @@ class RecurrentSpec:
     o_bias: bool = False
     rank: int = 0
     inner_eps: float | None = None
+    write_scale: float = 1.0
+    norm_eps: float | None = None
 
     def scale_of(self, part: str) -> float:
         """Return the number that the product of v, k, q, z or dt is multiplied by."""

@@ -44,7 +44,7 @@ With mla, attention is over one compressed head, whose keys are its values, see 
 ``x`` begins as embed[input_ids] * embedding_scale, or as the prompt embedding in place of a token; plus
 positions[position] if num_positions; through norm(x, embed_norm) if embed_norm.
 A recurrent layer (`foreword.models.recurrent`) replaces the lines of attention; `LayerSpec` says which lines a layer
-lacks.
+lacks, and where its norms are, if not where pre_norms and post_norms say.
 """
 
 from __future__ import annotations
@@ -160,6 +160,15 @@ class QueryGrowth:
     offset: int = 1
 
 
+class NormPlaces(NamedTuple):
+    """Which of the norms of its input and of its output the mixer of a layer has, and which of them its MLP."""
+
+    before_mixer: bool
+    after_mixer: bool
+    before_mlp: bool
+    after_mlp: bool
+
+
 class HeadShape(NamedTuple):
     """The number and the sizes of the heads of a layer's keys and values."""
 
@@ -218,6 +227,7 @@ class LayerSpec:
     It has at least one of the two.
     beside: the mixer reads the h of the layer before, which has only a mixer, so that both layers mix the same tokens.
     heads: the heads of its keys and values, and their sizes; None: as the spec says.
+    norms: None: before mixer and MLP if pre_norms, after both if post_norms.
     reads_layer: the layer computes no keys and values, and attends to those of this earlier layer of the same kind.
     values_are_keys: v = h Wk, before norms and rotation.
     intermediate_size: the size of its MLP; None: that of the spec.
@@ -237,6 +247,7 @@ class LayerSpec:
     mixer_scale: float = 1.0
     mlp_scale: float = 1.0
     heads: HeadShape | None = None
+    norms: NormPlaces | None = None
     reads_layer: int | None = None
     unit_v: bool = False
     values_are_keys: bool = False
@@ -392,6 +403,9 @@ class DecoderSpec:
     def heads_of(self, layer: LayerSpec) -> HeadShape:
         return layer.heads or HeadShape(self.num_kv_heads, self.head_dim)
 
+    def norms_of(self, layer: LayerSpec) -> NormPlaces:
+        return layer.norms or NormPlaces(self.pre_norms, self.post_norms, self.pre_norms, self.post_norms)
+
     @property
     def head_shapes(self) -> tuple[HeadShape, ...]:
         """The head shape of the spec, then the other shapes that layers have."""
@@ -448,22 +462,22 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     others = range(1, spec.streams.num_streams) if spec.streams else ()
     yield from ((f"stream_in.{k}", (d, d)) for k in others)
     for i, layer in enumerate(spec.layers):
-        p = f"layers.{i}."
+        p, norms = f"layers.{i}.", spec.norms_of(layer)
         if layer.has_mixer:
-            if spec.pre_norms and not layer.beside:
+            if norms.before_mixer and not layer.beside:
                 yield from _norm(spec, p + "attn_norm")
             if layer.recurrent is not None:
                 yield from ((f"{p}state.{name}", shape) for name, shape in layer.recurrent.weight_names(d))
             else:
                 yield from _attention(spec, p, layer) if spec.mla is None else _latent_attention(spec, p, spec.mla)
-            if spec.post_norms:
+            if norms.after_mixer:
                 yield from _norm(spec, p + "post_attn_norm")
         if layer.has_mlp:
-            if spec.pre_norms and (spec.parallel_norm or not spec.parallel_mlp):
+            if norms.before_mlp and (spec.parallel_norm or not spec.parallel_mlp):
                 yield from _norm(spec, p + "mlp_norm")
             inner = layer.intermediate_size or spec.intermediate_size
             yield from _mlp(spec, p, inner) if layer.moe is None else _experts(spec, p, layer.moe)
-            if spec.post_norms:
+            if norms.after_mlp:
                 yield from _norm(spec, p + "post_mlp_norm")
         if per_layer is not None:
             yield p + "per_layer_gate", (per_layer.size, d)

@@ -456,6 +456,14 @@ MODELS = {
         sliding_window=7, expert_selection_fn="sigmoid", shared_expert_combination_strategy="sum", rms_norm_eps=1e-5,
         sliding_window_pattern=2, rope_parameters=ROPE,
     ),
+    "olmo-hybrid": transformers.OlmoHybridConfig(
+        **SIZES, linear_num_key_heads=2, rms_norm_eps=0.01,
+        rope_parameters={"rope_type": "default", "rope_theta": None},
+    ),
+    "olmo-hybrid-rope": transformers.OlmoHybridConfig(
+        **SIZES, linear_key_head_dim=10, linear_value_head_dim=12, linear_num_value_heads=8,
+        linear_allow_neg_eigval=False, layer_types=["full_attention", "linear_attention"] * 2, rope_parameters=LLAMA3,
+    ),
     "bitnet": transformers.BitNetConfig(**SIZES, rope_parameters=ROPE),
     "bitnet-tied": transformers.BitNetConfig(
         **SIZES, hidden_act="silu", tie_word_embeddings=True, rms_norm_eps=0.1, rope_parameters=LLAMA3
@@ -476,8 +484,8 @@ BIASES = {
     "nemotron-h": ("use_bias", "mlp_bias"), "lfm2": ("conv_bias",), "lfm3": ("attention_bias", "conv_bias"),
     "bamba": ("mamba_proj_bias", "mlp_bias"), "bitnet": ("attention_bias",), "apertus": ("attention_bias",),
     "granite-hybrid": ("mamba_proj_bias",), "hy-v3": ("attention_bias", "mlp_bias"),
-    "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",), "mamba2": ("use_bias",),
-    "mamba": ("use_bias",), "falcon-mamba": ("use_bias",), "jamba": ("mamba_proj_bias",),
+    "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",), "olmo-hybrid": ("attention_bias",),
+    "mamba2": ("use_bias",), "mamba": ("use_bias",), "falcon-mamba": ("use_bias",), "jamba": ("mamba_proj_bias",),
 }  # fmt: skip
 """The biases of further models, which are otherwise those of these names."""
 

@@ -115,13 +115,16 @@ class Layer(Generic[StepType]):
         self, spec: DecoderSpec, index: int, load: Loader, mixer: MakeMixer[StepType], *, compile: bool
     ) -> None:
         layer, prefix = spec.layers[index], f"layers.{index}."
+        norms = spec.norms_of(layer)
         self.mixer_scale, self.mlp_scale = (spec.residual_scale * x for x in (layer.mixer_scale, layer.mlp_scale))
         self.products: list[Linear] = []
         self.mixer: Mixer[StepType] | None = None
         self.attn_norm: Norm | None = None
         if layer.has_mixer:
             before, self.post_attn_norm = norms_around(
-                spec, prefix + "attn_norm", prefix + "post_attn_norm", load, has_before=not layer.beside
+                *(spec, prefix + "attn_norm", prefix + "post_attn_norm", load),
+                has_before=norms.before_mixer and not layer.beside,
+                has_after=norms.after_mixer,
             )
             self.attn_norm = None if layer.beside else before
             self.mixer = mixer(spec, index, load)
@@ -130,7 +133,9 @@ class Layer(Generic[StepType]):
         if layer.has_mlp:
             has_norm = spec.parallel_norm or not spec.parallel_mlp
             before, self.post_mlp_norm = norms_around(
-                spec, prefix + "mlp_norm", prefix + "post_mlp_norm", load, has_before=has_norm
+                *(spec, prefix + "mlp_norm", prefix + "post_mlp_norm", load),
+                has_before=norms.before_mlp and has_norm,
+                has_after=norms.after_mlp,
             )
             self.mlp_norm = before if has_norm else None
             self.is_parallel = spec.parallel_norm

@@ -26,8 +26,7 @@ class Norm:
 
 
 def norms_around(
-    spec: DecoderSpec, before: str, after: str, load: Loader, *, has_before: bool = True
+    spec: DecoderSpec, before: str, after: str, load: Loader, *, has_before: bool, has_after: bool
 ) -> tuple[Norm, Norm]:
     """Return the norms before and after a part of a layer."""
-    first = before if spec.pre_norms and has_before else None
-    return Norm(spec, first, load), Norm(spec, after if spec.post_norms else None, load)
+    return Norm(spec, before if has_before else None, load), Norm(spec, after if has_after else None, load)

@@ -27,7 +27,8 @@ class RecurrentLayer:
         prefix = f"layers.{index}.state."
         self.index = sum(layer.recurrent is not None for layer in spec.layers[:index])  # in the cache
         self.group = next(g for g, group in enumerate(spec.kv_groups()) if index in group.layers)
-        self.spec, self.eps, self.is_delta = own, spec.norm_eps, own.kind == "gated_delta"
+        self.spec, self.is_delta = own, own.kind == "gated_delta"
+        self.eps = spec.norm_eps if own.norm_eps is None else own.norm_eps
         self.is_short = own.kind == "short_conv"
         parts = [*(name for name, _ in own.parts), "z", *(["beta"] if self.is_short else [])]
         self.inputs = load.linear(prefix, parts)
@@ -76,7 +77,7 @@ class RecurrentLayer:
         rates = linear(h.float(), self.rates, self.rates_bias)
         dt = softplus(rates[:, : own.num_heads] + self.dt_bias).clamp(min=own.least_step)
         decay = torch.exp(-self.rate * dt)
-        beta = rates[:, own.num_heads :].sigmoid() if self.is_delta else dt
+        beta = own.write_scale * rates[:, own.num_heads :].sigmoid() if self.is_delta else dt
 
         states, written = step.states[self.index], step.written[self.group]
         state = states[step.read[self.group]].masked_fill(step.is_new[:, None], 0)

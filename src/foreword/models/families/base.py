@@ -198,7 +198,8 @@ class Family:
     title: its name on pages. spec: its `DecoderSpec` from a config. keys: those of the config, all of them.
     aliases: the key of each other name that a config.json may have for it, beside `Key.own`.
     names: where its safetensors differ from `SAFETENSORS_NAMES`. renamed: parts of names in other checkpoints of it,
-    with what they are in ``names``. unused: beginnings of the names of tensors that are left out: of heads that are not
+    with what they are in ``names``. joined: by the end of the name of a tensor, the ends of those that are its rows in
+    other checkpoints. unused: beginnings of the names of tensors that are left out: of heads that are not
     run, and of what its reference leaves out. constants: weights that no file has, by their one number; names of
     experts begin with ``experts.``. norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q
     and k rows in interleaved rotary order; interleaved_key: the key of a config.json that says whether they do.
@@ -218,6 +219,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
     unused: tuple[str, ...] = ("score.",)
     norms_less_one: bool = False

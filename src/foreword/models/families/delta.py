@@ -1,4 +1,4 @@
-"""Gated delta-net and attention layers: Qwen3-Next and Qwen3.5, dense and with experts."""
+"""Gated delta-net and attention layers: Qwen3-Next and Qwen3.5, dense and with experts, and OLMo Hybrid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from foreword.models.families.states import STATE_NAMES_IN_GGUF, mixed_layers, r
 from foreword.models.keys import Key, only, table
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.rope import PARTIAL_ROTARY, ROTARY_SECTIONS, with_sections
-from foreword.models.spec import DecoderSpec, LayerSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, NormPlaces
 
 
 def qwen3_next(config: Config) -> DecoderSpec:
@@ -62,6 +62,40 @@ def _qwen3_5(config: Config, architecture: str, **differences: Any) -> DecoderSp
     config = with_sections(config, interleaved=True)
     layers = _layers(config, recurrent)
     return decoder(config, architecture, layers, qk_norm=True, attn_gate=True, **differences)
+
+
+def olmo_hybrid(config: Config) -> DecoderSpec:
+    """Return the spec of OLMo Hybrid: norms before mixer and MLP in layers with a delta-net, after them, as those of
+    OLMo 2, in layers with attention. What a delta-net writes may have twice the factor of others.
+    """
+    count, heads = num_layers(config), config.size("num_attention_heads")
+    key_heads = config.size("linear_num_key_heads", heads)
+    key_dim = config.size("linear_key_head_dim", max(1, int(0.75 * config.size("hidden_size") / key_heads)))
+    recurrent = RecurrentSpec(
+        "gated_delta",
+        num_heads=config.size("linear_num_value_heads", heads),
+        num_key_heads=key_heads,
+        key_dim=key_dim,
+        value_dim=config.size("linear_value_head_dim", 2 * key_dim),
+        conv_kernel=config.size("linear_conv_kernel_dim", most=1 << 8),
+        write_scale=2.0 if config.get("linear_allow_neg_eigval", bool) else 1.0,
+        norm_eps=1e-5,
+    )
+    linear = layers_of(config, "linear_attention", lambda i: i % 4 != 3 and (count > 3 or i < count - 1))
+    rotary = rope(config) if _has_base(config) else None
+    if rotary is None:
+        config = config.with_values({"rope_theta": 1.0, "rope_parameters": None, "rope_scaling": None})
+    layers = mixed_layers(config, [not one for one in linear], recurrent, rotary)
+    before, after = NormPlaces(True, False, True, False), NormPlaces(False, True, False, True)
+    layers = tuple(replace(layer, norms=after if layer.has_attention else before) for layer in layers)
+    return decoder(config, "olmo_hybrid", layers, qk_norm=True, joint_qk_norm=True)
+
+
+def _has_base(config: Config) -> bool:
+    """Return whether a config's rotary embedding has a base, which is null where no layer rotates."""
+    own = config.value("rope_parameters") or config.value("rope_scaling") or {}
+    values = own if isinstance(own, Mapping) and "rope_theta" in own else config.values
+    return "rope_theta" not in values or values["rope_theta"] is not None
 
 
 def _delta_net(config: Config) -> RecurrentSpec:
@@ -160,6 +194,18 @@ _IN_GGUF = {
 }
 _QWEN3_5_IN_GGUF = {**_IN_GGUF, "state.beta": "blk.{i}.ssm_beta.weight", "state.dt": "blk.{i}.ssm_alpha.weight"}
 _UNUSED = ("score.", "mtp.")
+_OLMO_NAMES = {
+    **_NAMES,
+    **{
+        f"state.{own}": f"{_LAYER}{name}_proj.weight"
+        for own, name in zip(("q", "k", "v", "o", "z"), "qkvog", strict=True)
+    },
+    "state.dt": _LAYER + "a_proj.weight",
+    "state.beta": _LAYER + "b_proj.weight",
+    "state.norm": _LAYER + "o_norm.weight",
+    "post_attn_norm": "model.layers.{i}.post_attention_layernorm.weight",
+    "post_mlp_norm": "model.layers.{i}.post_feedforward_layernorm.weight",
+}
 FAMILIES = {
     "qwen3_next": Family(
         "Qwen3-Next: gated delta-net and attention layers",
@@ -212,5 +258,21 @@ FAMILIES = {
         gguf_names=_QWEN3_5_IN_GGUF,
         fused=_fused_qwen3_5,
         gguf_fused=_qwen3_5_in_gguf,
+    ),
+    "olmo_hybrid": Family(
+        "OLMo Hybrid: gated delta-net and attention layers",
+        olmo_hybrid,
+        table(
+            (*DECODER, *ATTENTION_BIAS, only("hidden_act", "silu", "swish"), Key("layer_types")),
+            (Key(f"linear_{name}", kind=int) for name in ("num_key_heads", "num_value_heads")),
+            (Key(f"linear_{name}_head_dim", kind=int) for name in ("key", "value")),
+            [Key("linear_conv_kernel_dim", 4), Key("linear_allow_neg_eigval", True)],
+        ),
+        names=_OLMO_NAMES,
+        renamed={
+            ".attention_layer_norm.": ".input_layernorm.",
+            ".feedforward_layer_norm.": ".post_attention_layernorm.",
+        },
+        joined={".linear_attn.conv1d.weight": tuple(f".linear_attn.{name}_conv1d.weight" for name in "qkv")},
     ),
 }
