@@ -57,8 +57,8 @@ void bind_model(nb::module_ &m) {
           [](CpuModel *self, int hidden_size, int num_heads, int num_kv_heads, int head_dim, int vocab_size,
              double norm_eps, double query_scale, double embedding_scale, const std::string &activation,
              double attn_softcap, double final_softcap, double gate_scale, double logit_scale,
-             bool joint_qk_norm, bool layer_norm, bool head_gates, bool rounds_inputs, double gate_alpha,
-             double gate_limit, const Integers &latent, double latent_eps, int num_groups, int num_slots,
+             bool joint_qk_norm, bool layer_norm, bool head_gates, bool softplus_gates, bool rounds_inputs,
+             double gate_alpha, double gate_limit, const Integers &latent, double latent_eps, int num_groups, int num_slots,
              int num_blocks, int block_size, const std::string &kv_format, const std::string &isa, int num_threads,
              const Integers &recurrent, const CpuGroups &cpu_groups, const MoreHeads &more_heads, int num_states,
              int num_state_slots) {
@@ -66,8 +66,8 @@ void bind_model(nb::module_ &m) {
                                      float(norm_eps), float(query_scale), float(embedding_scale),
                                      by_name(kGates, activation, "activation"), float(attn_softcap),
                                      float(final_softcap), float(gate_scale), float(logit_scale), joint_qk_norm,
-                                     layer_norm, head_gates, rounds_inputs, float(gate_alpha), float(gate_limit),
-                                     latent_config(latent, latent_eps)};
+                                     layer_norm, head_gates, softplus_gates, rounds_inputs, float(gate_alpha),
+                                     float(gate_limit), latent_config(latent, latent_eps)};
             new (self) CpuModel(
                 config,
                 kv_config(kv_format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent, more_heads,
@@ -77,7 +77,7 @@ void bind_model(nb::module_ &m) {
           nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "vocab_size"_a, "norm_eps"_a,
           "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a, "final_softcap"_a,
           "gate_scale"_a = 1., "logit_scale"_a = 1., "joint_qk_norm"_a = false, "layer_norm"_a = false,
-          "head_gates"_a = false, "rounds_inputs"_a = false,
+          "head_gates"_a = false, "softplus_gates"_a = false, "rounds_inputs"_a = false,
           "gate_alpha"_a = 0., "gate_limit"_a = 0., "latent"_a = Integers(), "latent_eps"_a = 0.,
           "num_groups"_a, "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a,
           "recurrent"_a = Integers(), "cpu_groups"_a = CpuGroups{}, "more_heads"_a = MoreHeads{},

@@ -564,7 +564,7 @@ class CpuModel {
     const ModelConfig &c = model_.config;
     layer.heads = d.contains("heads") ? integer(d, "heads", 0, int64_t(model_.heads.size()) - 1) : 0;
     const HeadShape &shape = model_.heads_of(layer);
-    const int hidden = c.hidden_size, heads = c.num_heads * shape.head_dim;
+    const int hidden = c.hidden_size, heads = shape.num_heads * shape.head_dim;
     const int kv_heads = shape.num_kv_heads * shape.head_dim;
     layer.writes = d.contains("k");
     layer.v_part = d.contains("v") ? 2 : 1;
@@ -582,7 +582,7 @@ class CpuModel {
     }
     layer.q_scales = optional_vector(d, "q_scales", heads);
     layer.k_scales = optional_vector(d, "k_scales", kv_heads);
-    layer.sinks = optional_vector(d, "sinks", c.num_heads);
+    layer.sinks = optional_vector(d, "sinks", shape.num_heads);
     if (d.contains("growth_interval")) {
       layer.query_growth = {integer(d, "growth_interval", 1, INT32_MAX), number(d, "growth_scale"),
                             integer(d, "growth_offset", 0, INT32_MAX)};
@@ -596,7 +596,7 @@ class CpuModel {
         throw std::invalid_argument("attn_gate: all layers with attention have one, or none has");
       }
     }
-    if (layer.gated) parts.push_back(matrix(d, "attn_gate", c.head_gates ? c.num_heads : heads, hidden));
+    if (layer.gated) parts.push_back(matrix(d, "attn_gate", c.head_gates ? shape.num_heads : heads, hidden));
     layer.qkv = model_.make_linear(parts);
     std::vector<std::string> last(parts.size());
     last.back() = "attn_gate";
@@ -783,6 +783,7 @@ class CpuModel {
     moe->experts_per_token = integer(d, "experts_per_token", 1, num_experts);
     moe->norm_topk = integer(d, "norm_topk", 0, 1);
     moe->sigmoid = integer(d, "sigmoid", 0, 1);
+    moe->softcap = number(d, "softcap", 0.);
     moe->scores_bias = optional_vector(d, "scores_bias", num_experts);
     moe->expert_scales = optional_vector(d, "expert_scales", num_experts);
     moe->router_norm = norm(d, "router_norm");

@@ -161,8 +161,8 @@ inline RecurrentConfig recurrent_config(const nb::dict &d) {
   return c;
 }
 
-// (num_kv_heads, head_dim) of layers whose heads are not those of the model.
-using MoreHeads = std::vector<std::tuple<int, int>>;
+// (num_kv_heads, head_dim, num_heads) of layers whose heads are not those of the model.
+using MoreHeads = std::vector<std::tuple<int, int, int>>;
 
 inline KVConfig kv_config(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
                           int head_dim, const nb::dict &recurrent, const MoreHeads &more_heads = {},
@@ -171,9 +171,11 @@ inline KVConfig kv_config(const std::string &format, int num_blocks, int block_s
   const bool has_states = nb::len(recurrent) > 0;
   auto padded = [](int dim) { return (dim + kTile - 1) / kTile * kTile; };
   std::vector<HeadShape> more;
-  for (const auto &[count, dim] : more_heads) {
+  for (const auto &[count, dim, queries] : more_heads) {
     in_range(count, 1, kMostHeads, "num_kv_heads of more_heads");
-    more.push_back({count, in_range(dim, 1, kMostSize, "head_dim of more_heads"), padded(dim)});
+    in_range(queries, 1, kMostHeads, "num_heads of more_heads");
+    if (queries % count) throw std::invalid_argument("num_heads of more_heads is not a multiple of num_kv_heads");
+    more.push_back({count, in_range(dim, 1, kMostSize / queries, "head_dim of more_heads"), padded(dim), queries});
   }
   return {by_name(kKVFormats, format, "KV format"),
           in_range(num_blocks, 1, kMost, "num_blocks"),

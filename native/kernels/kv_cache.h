@@ -10,10 +10,12 @@
 
 namespace foreword::kernels {
 
-// The heads of the keys and values of a layer. padded_dim: head_dim rounded up to whole vectors of every instruction
-// set.
+// The heads of a layer: of its keys and values, and of its queries. padded_dim: head_dim rounded up to whole vectors of
+// every instruction set.
 struct HeadShape {
-  int num_kv_heads, head_dim, padded_dim;
+  int num_kv_heads, head_dim, padded_dim, num_heads;
+
+  int per_key() const { return num_heads / num_kv_heads; }
 };
 
 struct KVConfig {
@@ -27,7 +29,7 @@ struct KVConfig {
   int num_state_slots = 0;
 
   int parts() const { return keys_are_values ? 1 : 2; }
-  HeadShape heads() const { return {num_kv_heads, head_dim, padded_dim}; }
+  HeadShape heads(int num_heads = 0) const { return {num_kv_heads, head_dim, padded_dim, num_heads}; }
   int num_ids() const { return num_blocks + num_states; }
   int first_state() const { return num_states ? num_blocks : 0; }
 };

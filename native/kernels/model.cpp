@@ -91,7 +91,7 @@ Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &is
       pool(num_threads, std::move(groups)),
       kv(kv_config),
       padded_dim(kv_config.padded_dim),
-      heads{kv_config.heads()},
+      heads{kv_config.heads(config.num_heads)},
       arenas_(size_t(pool.num_teams())) {
   heads.insert(heads.end(), kv_config.more_heads.begin(), kv_config.more_heads.end());
   if (pool.num_teams() > 1) kv.use_small_pages();

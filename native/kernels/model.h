@@ -78,6 +78,7 @@ struct Moe {
   std::unique_ptr<Mlp> shared;
   int experts_per_token = 0;
   bool norm_topk = true, sigmoid = false;  // sigmoid: of scores, in place of softmax
+  float softcap = 0.f;                     // caps the scores; 0: none
   int num_groups = 1, groups_per_token = 1;
   float scale = 1.f, sum_eps = 0.f;  // sum_eps: added to the sum that norm_topk divides by
   Vector scores_bias = nullptr;  // added to the router's scores
@@ -226,6 +227,7 @@ struct ModelConfig {
   float gate_scale = 1.f, logit_scale = 1.f;  // gate_scale: of the input of `activation` in a gated MLP
   bool joint_qk_norm = false, layer_norm = false;
   bool head_gates = false;  // a gate of attention is one number per head
+  bool softplus_gates = false;  // it is the softplus of its product, in place of the sigmoid
   bool rounds_inputs = false;  // inputs of the products of layers are rounded to 8 bits, with a scale per token
   float gate_alpha = 0.f, gate_limit = 0.f;  // for a clamped gate in place of `activation`; limit 0: none
   LatentConfig latent = {};

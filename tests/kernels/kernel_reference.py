@@ -393,12 +393,26 @@ SPECS: dict[str, DecoderSpec] = {
         layer_scales=True,
         layers=(
             LayerSpec(rope(16), 24, unit_v=True),
-            LayerSpec(rope(28), heads=HeadShape(3, 28), unit_v=True, values_are_keys=True),
-            LayerSpec(rope(28), heads=HeadShape(3, 28), reads_layer=1, intermediate_size=208),
+            LayerSpec(rope(28), heads=HeadShape(3, 28, 6), unit_v=True, values_are_keys=True),
+            LayerSpec(rope(28), heads=HeadShape(3, 28, 6), reads_layer=1, intermediate_size=208),
             LayerSpec(rope(16), 24, reads_layer=0),
             LayerSpec(rope(16), moe=MoeSpec(5, 2, 64, shared_intermediate_size=160, shared_gate=False, own_norms=True)),
         ),
     ),
+    "heads_by_layer": tiny_spec(
+        qk_norm=True,
+        qkv_bias=True,
+        attn_gate=True,
+        head_gates=True,
+        softplus_gates=True,
+        attn_sinks=True,
+        layers=(
+            LayerSpec(rope(8)),
+            LayerSpec(rope(16), 24, heads=HeadShape(2, 16, 10), moe=MoeSpec(5, 2, 64, scoring="sigmoid", softcap=1.5)),
+            LayerSpec(rope(16), 24, heads=HeadShape(2, 16, 2)),
+        ),
+    ),
+    "softplus_gates": tiny_spec(attn_gate=True, softplus_gates=True),
     "biased_softmax": tiny_spec(
         layers=(
             LayerSpec(rope(16), moe=MoeSpec(7, 3, 64, router_bias=True)),
@@ -515,7 +529,7 @@ class Reference:
     ) -> Floats:
         """kept: the keys and values of the layers so far."""
         spec, n = self.spec, len(h)
-        num_kv_heads, head_dim = layer.heads or (spec.num_kv_heads, spec.head_dim)
+        num_kv_heads, head_dim, num_heads = layer.heads or (spec.num_kv_heads, spec.head_dim, spec.num_heads)
         if spec.mla is not None:
             return self._latent_attention(p, layer, spec.mla, h)
         reads, tied = layer.reads_layer is not None, layer.values_are_keys
@@ -546,7 +560,7 @@ class Reference:
             )
         k, v = kept[layer.reads_layer] if layer.reads_layer is not None else (k, v)
         kept[index] = k, v
-        group = spec.num_heads // num_kv_heads
+        group = num_heads // num_kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         s = _cap(np.einsum("ihd,jhd->hij", q, k) * spec.query_scale, spec.attn_softcap)
         i, j = np.arange(n)[:, None], np.arange(n)[None, :]
@@ -559,8 +573,9 @@ class Reference:
         e, sinks = np.exp(s - top), np.exp(sinks - top)
         a = np.einsum("hij,jhd->ihd", e / (e.sum(-1, keepdims=True) + sinks), v).reshape(n, -1)
         if spec.attn_gate:
-            gates = 1 + np.exp(-h @ self._w(p + "attn_gate").T - self._bias(p + "attn_gate_bias", spec.qkv_bias))
-            a = a / np.repeat(gates, a.shape[1] // gates.shape[1], axis=1)
+            gates = np.exp(h @ self._w(p + "attn_gate").T + self._bias(p + "attn_gate_bias", spec.qkv_bias))
+            gates = np.log(1 + gates) if spec.softplus_gates else gates / (1 + gates)
+            a = a * np.repeat(gates, a.shape[1] // gates.shape[1], axis=1)
         a = self._rounded(_norm(a, self._w(p + "inner_attn_norm"), spec.norm_eps) if spec.inner_norms else a)
         return a @ self._w(p + "o").T + (self._w(p + "o_bias") if spec.o_bias else 0)
 
@@ -699,7 +714,8 @@ class Reference:
         if moe.own_norms:
             routed = _norm(x, self._w(p + "router_scale"), self.spec.norm_eps) / np.sqrt(x.shape[1])
             inputs = self._residual_norm(x, p + "experts_norm")
-        e = np.exp(routed @ self._w(p + "router").T + (self._w(p + "scores_bias") if moe.scores_bias else 0))
+        scores = routed @ self._w(p + "router").T + (self._w(p + "scores_bias") if moe.scores_bias else 0)
+        e = np.exp(_cap(scores, moe.softcap))
         probabilities = e / (1 + e) if moe.scoring == "sigmoid" else e / e.sum(-1, keepdims=True)
         bias = self._w(p + "router_bias") if moe.router_bias else 0
         out = np.zeros_like(inputs)

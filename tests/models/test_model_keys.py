@@ -26,6 +26,7 @@ from models.tiny import random_tensors, write_model
 REFERENCE = json.loads(RECORD.read_text())
 ALL = {**FAMILIES, **ENCODER_FAMILIES}
 PER_LAYER_TYPE = {
+    "laguna",
     "gemma3_text",
     "gemma3n_text",
     "gemma4_text",

@@ -38,6 +38,7 @@ CHOICES: Mapping[str, Sequence[object]] = {
     "attention_multiplier": (0.1, 0.5),
     "query_pre_attn_scalar": (7, 30),
     **dict.fromkeys(("routed_scaling_factor", "router_scaling_factor", "route_scale"), (1.0, 2.5)),
+    "moe_routed_scaling_factor": (1.0, 2.5),
     "logit_scale": (0.3, 1.5),
     "laurel_rank": (3, 10),
     "max_window_layers": (0, 1, 3),
@@ -48,6 +49,7 @@ CHOICES: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("use_qk_norm", "mamba_conv_bias", "conv_bias", "use_sliding_window"), (True, False)),
     **dict.fromkeys(("qk_layernorm", "use_parallel_residual", "use_post_norm", "use_conv_bias"), (True, False)),
     **dict.fromkeys(("mamba_rms_norm", "mamba_norm_before_gate", "use_expert_bias"), (True, False)),
+    "linear_allow_neg_eigval": (True, False),
     **dict.fromkeys(("altup_correct_scale", "attention_k_eq_v", "attn_temperature_tuning"), (True, False)),
     **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier", "key_multiplier"), (1.0, 0.6, 1.7)),
     **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier", "lm_head_multiplier"), (1.0, 0.5, 1.4)),
@@ -62,6 +64,8 @@ CHOICES: Mapping[str, Sequence[object]] = {
     "num_ln_in_parallel_attn": (1, 2),
     "prefix_dense_intermediate_size": (20, 36),
     "expert_selection_fn": ("softmax", "sigmoid"),
+    "gating": (True, "per-head", "per-element"),
+    "moe_router_logit_softcapping": (0.0, 1.5),
     "shared_expert_combination_strategy": ("average", "sum"),
     **dict.fromkeys(("sliding_window_pattern", "prefix_dense_sliding_window_pattern"), (1, 2, 3)),
 }
@@ -188,6 +192,9 @@ def _layers(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
         found |= {"attention_layers": kinds * times, "num_hidden_layers": len(kinds) * times}
     if isinstance(found.get("intermediate_size"), list):
         found["intermediate_size"] = [pick((24, 40, 52)) for _ in range(count)]
+    if found.get("num_attention_heads_per_layer"):
+        kv_heads = found["num_key_value_heads"]
+        found["num_attention_heads_per_layer"] = [kv_heads * pick((1, 2, 3)) for _ in range(count)]
     for key in ("attn_layer_indices", "moe_layers", "mlp_only_layers"):
         if found.get(key):
             found[key] = sorted({pick(range(count)), pick(range(count))})
@@ -199,7 +206,8 @@ def _rotary(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
         return
     if "full_attention" in old:
         own = old["full_attention"] | pick(({"rope_theta": rule["rope_theta"]}, rule))
-        if own.get("rope_type") != "proportional":  # the other types rotate whole heads
+        # In other families, the types but this one rotate whole heads.
+        if own.get("rope_type") != "proportional" and found["model_type"] != "laguna":
             own.pop("partial_rotary_factor", None)
         found["rope_parameters"] = {**old, "full_attention": own}
         return

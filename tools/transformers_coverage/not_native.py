@@ -27,7 +27,7 @@ _REASONS: Mapping[str, str] = {
     "attention of another form: of two softmaxes, with masks that it computes, or routed to heads": """
         diffllama doge jetmoe""",
     "layers run several times for a token": "hrm_text",
-    "heads differ in number between layers, or have a gate or a bias of a gate each": "beam laguna",
+    "heads have a bias of a gate each": "beam",
     "values have another size than keys": "mimo_v2_flash",
     "norms of another form: LayerNorm of keys or embeddings": "modernbert-decoder persimmon",
     "norms after the experts alone": "axk1",

@@ -5,6 +5,7 @@
 #include <cstring>
 
 namespace foreword::kernels {
+
 AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embedding)
     : ctx_(context),
       embedding_(embedding),
@@ -15,7 +16,6 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
       next_tasks_(context.model.layers.size() * size_t(context.pool.num_teams())),
       scratch_(size_t(context.pool.size())),
       qkv_(context.model.qkv_stride(false)) {
-  const int num_heads = ctx_.model.config.num_heads;
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.has_attention()) continue;
     windows_[size_t(layer.group)] = {layer.sliding_window, layer.chunked};
@@ -23,9 +23,9 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
     layer.o.add_kinds(kinds_);
   }
   for (const HeadShape &shape : ctx_.model.heads) {
-    rows_.push_back({FloatRows(num_heads * shape.padded_dim), FloatRows(num_heads * shape.head_dim),
+    rows_.push_back({FloatRows(shape.num_heads * shape.padded_dim), FloatRows(shape.num_heads * shape.head_dim),
                      shape.head_dim < shape.padded_dim});
-    const int tile_rows = ctx_.isa.attention_queries(config(shape, {0})) * (num_heads / shape.num_kv_heads);
+    const int tile_rows = ctx_.isa.attention_queries(config(shape, {0})) * shape.per_key();
     partial_stride_ = std::max(partial_stride_, size_t(tile_rows) * size_t(shape.padded_dim + kStateExtra));
     for (Scratch &scratch : scratch_) scratch.key_value.reserve(size_t(3 * shape.padded_dim));
   }
@@ -54,7 +54,8 @@ void AttentionStage::reserve() {
   for (size_t i = 0; i < rows_.size(); ++i) {
     rows_[i].queries.reserve(in.num_tokens);
     if (rows_[i].is_padded) rows_[i].own_out.reserve(in.num_tokens);
-    values = std::max(values, c.num_heads * std::max(ctx_.model.heads[i].head_dim, c.latent.value_dim));
+    const HeadShape &shape = ctx_.model.heads[i];
+    values = std::max(values, shape.num_heads * std::max(shape.head_dim, c.latent.value_dim));
   }
   o_input_.reserve(in.num_tokens, values, ctx_.with_loras(kinds_), ctx_.pool.size());
   latent_.reserve();
@@ -111,7 +112,6 @@ Share AttentionStage::heads_of(int thread, const HeadShape &shape) const {
 
 // The queries after the norm of all heads together, and the keys, of this thread's share.
 void AttentionStage::norm_jointly(int thread, const Layer &layer, Share tokens) {
-  const ModelConfig &c = ctx_.model.config;
   const HeadShape &shape = ctx_.model.heads_of(layer);
   const Share share = share_of(tokens.end - tokens.begin, thread, ctx_.pool.size());
   auto norm = [&](float *row, Vector bias, Vector weight, int num_heads) {
@@ -121,7 +121,7 @@ void AttentionStage::norm_jointly(int thread, const Layer &layer, Share tokens) 
   };
   for (int r = share.begin; r < share.end; ++r) {
     float *row = qkv_row(layer, r);
-    norm(row, layer.q_bias, layer.q_norm, c.num_heads);
+    norm(row, layer.q_bias, layer.q_norm, shape.num_heads);
     if (layer.writes) norm(row + layer.qkv.parts[1].offset, layer.k_bias, layer.k_norm, shape.num_kv_heads);
   }
 }
@@ -131,7 +131,7 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer, Share toke
   const ModelConfig &c = ctx_.model.config;
   const HeadShape &shape = ctx_.model.heads_of(layer);
   const FloatRows &queries = rows_[size_t(layer.heads)].queries;
-  const int dim = shape.head_dim, padded = shape.padded_dim, per_key = c.num_heads / shape.num_kv_heads;
+  const int dim = shape.head_dim, padded = shape.padded_dim, per_key = shape.per_key();
   const Share heads = heads_of(thread, shape);
   const int num_kv_heads = heads.end - heads.begin, num_heads = num_kv_heads * per_key;
   const int num_units = num_heads + (layer.writes ? num_kv_heads : 0);
@@ -196,24 +196,27 @@ AttentionConfig AttentionStage::config(const HeadShape &shape, AttentionWindow w
   const ModelConfig &c = ctx_.model.config;
   const KVConfig &kv = ctx_.model.kv.config();
   const bool is_rotated = kv.keys_are_values && kv.format == KVFormat::i8;
-  return {c.num_heads, shape.num_kv_heads, shape.head_dim, shape.padded_dim, c.attn_softcap * kLog2E, window.size,
+  return {shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.padded_dim, c.attn_softcap * kLog2E, window.size,
           window.chunked, is_rotated, is_rotated ? 0 : c.latent.rope_dim, sinks};
 }
 
 // The outputs of this thread's tokens times their gate.
 void AttentionStage::apply_gate(int thread, const Layer &layer) {
+  const ModelConfig &c = ctx_.model.config;
+  const HeadShape &shape = ctx_.model.heads_of(layer);
   const Share share = ctx_.token_share(thread);
   const FloatRows &out = rows_[size_t(layer.heads)].out();
+  const int values = c.head_gates ? shape.head_dim : 1, num_gates = shape.num_heads * shape.head_dim / values;
   for (int t = share.begin; t < share.end; ++t) {
     const float *gate = qkv_row(layer, t) + layer.qkv.parts.back().offset;
-    if (!ctx_.model.config.head_gates) {
+    if (!c.head_gates && !c.softplus_gates) {
       ctx_.isa.gate_mul(Gate::sigmoid, gate, out.row(t), size_t(out.stride()), out.row(t));
       continue;
     }
-    const int dim = ctx_.model.heads_of(layer).head_dim;
-    for (int h = 0; h < ctx_.model.config.num_heads; ++h) {
-      const float factor = 1.f / (1.f + std::exp(-gate[h]));
-      for (float *value = out.row(t) + h * dim, *end = value + dim; value < end; ++value) *value *= factor;
+    float *value = out.row(t);
+    for (int i = 0; i < num_gates; ++i) {
+      const float factor = c.softplus_gates ? softplus(gate[i]) : 1.f / (1.f + std::exp(-gate[i]));
+      for (const float *end = value + values; value < end; ++value) *value *= factor;
     }
   }
 }

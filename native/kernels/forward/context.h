@@ -1,6 +1,8 @@
 // Data that the stages of a forward pass share: the model, the batch, the residual stream, products and clock.
 #pragma once
 
+#include <cmath>
+
 #include "kernels/clock.h"
 #include "kernels/forward/input.h"
 #include "kernels/forward/products.h"
@@ -30,6 +32,9 @@ class StageClock {
  private:
   double last_ = 0, seconds_[kNumStages] = {};
 };
+
+// ln(1 + exp(x)).
+inline float softplus(float x) { return x > 20.f ? x : std::log1p(std::exp(x)); }
 
 class PassContext {
  public:

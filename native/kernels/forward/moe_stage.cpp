@@ -276,8 +276,8 @@ void MoeStage::add_rows(const float *out, size_t stride, Share rows, Share panel
   }
 }
 
-// p = softmax(logits + scores_bias), or sigmoid of each; the largest experts_per_token of p + router_bias, ties to the
-// lower expert.
+// p = softmax(cap(logits + scores_bias)), or sigmoid of each; the largest experts_per_token of p + router_bias, ties to
+// the lower expert.
 void MoeStage::route(const Moe &moe, Share share, Routes &routes) const {
   const int num_experts = int(moe.experts.size()), k = moe.experts_per_token;
   for (int t = share.begin; t < share.end; ++t) {
@@ -285,6 +285,7 @@ void MoeStage::route(const Moe &moe, Share share, Routes &routes) const {
     float *p = probabilities.data(), sum = 0.f;
     std::copy_n(router_logits_.data() + size_t(t) * size_t(moe.router.stride), num_experts, p);
     for (int e = 0; moe.scores_bias && e < num_experts; ++e) p[e] += moe.scores_bias[e];
+    for (int e = 0; moe.softcap > 0.f && e < num_experts; ++e) p[e] = moe.softcap * std::tanh(p[e] / moe.softcap);
     if (moe.sigmoid) {
       for (int e = 0; e < num_experts; ++e) p[e] = 1.f / (1.f + std::exp(-p[e]));
       sum = 1.f;

@@ -13,7 +13,6 @@ constexpr int kShortWritePart = 1, kShortGatePart = 2;  // the parts of short_co
 constexpr int kSelectiveGatePart = 1;                   // the gate of mamba1
 constexpr float kUnitEps = 1e-6f;
 
-float softplus(float x) { return x > 20.f ? x : std::log1p(std::exp(x)); }
 float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
 
 }  // namespace

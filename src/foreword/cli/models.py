@@ -216,7 +216,7 @@ def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
     if isinstance(spec, EncoderSpec):
         yield "heads", f"{spec.num_heads} of {spec.head_dim}"
     else:
-        shapes = (f"{spec.num_heads} of {dim}, {count} for keys and values" for count, dim in spec.head_shapes)
+        shapes = (f"{of.num_heads} of {of.head_dim}, {of.num_kv_heads} for keys and values" for of in spec.head_shapes)
         yield "heads", "; ".join(shapes)
     yield "vocabulary", spec.vocab_size
     yield "context", f"{spec.max_model_len} tokens"

@@ -56,6 +56,12 @@ def sigmoid(x: F32) -> F32:
     return one / (one + np.exp(-np.maximum(x, np.float32(-87))))
 
 
+def softplus(x: F32) -> F32:
+    """Return ln(1 + exp(x)), without overflow."""
+    out: F32 = np.logaddexp(np.float32(0), x)
+    return out
+
+
 def silu(x: F32) -> F32:
     """Return x * sigmoid(x)."""
     return x * sigmoid(x)

@@ -28,7 +28,7 @@ def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: st
     row times the norm of its input, plus the bias. Both dimensions of a rotary pair have the same s, which therefore
     commutes with the rotary embedding.
     """
-    num_kv_heads, head_dim = spec.heads_of(layer)
+    num_kv_heads, head_dim, num_heads = spec.heads_of(layer)
 
     def weight(name: str) -> F32:
         return weights[prefix + name].dequantize()
@@ -55,4 +55,4 @@ def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: st
         floor = max(_FLOOR * float(mean.mean()), float(np.finfo(np.float32).tiny))
         squares[name] = mean.clip(min=np.float32(floor))
     scales = np.sqrt(np.sqrt(squares["q"] / squares["k"])).astype(np.float32)
-    return np.repeat(1 / scales, spec.num_heads // num_kv_heads, axis=0), scales
+    return np.repeat(1 / scales, num_heads // num_kv_heads, axis=0), scales

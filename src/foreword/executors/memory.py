@@ -35,7 +35,7 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     Inputs that layers have of their own are there for all layers at once. Streams are vectors of hidden_size, and so
     are their first products.
     """
-    attention = max((4 * spec.num_heads + 2 * num_kv_heads) * head_dim for num_kv_heads, head_dim in spec.head_shapes)
+    attention = max((4 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim for shape in spec.head_shapes)
     if (mla := spec.mla) is not None:
         of_head = mla.nope_dim + mla.rope_dim + spec.head_dim + 2 * mla.value_dim
         attention = spec.num_heads * of_head + 2 * (mla.q_rank + spec.head_dim)
@@ -56,4 +56,5 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
 
 def score_bytes(spec: DecoderSpec, num_tokens: int, length: int) -> int:
     """Return the bytes of the scores and the weights of an attention that writes those of one request whole."""
-    return 2 * 4 * spec.num_heads * min(num_tokens, length) * length
+    num_heads = max(shape.num_heads for shape in spec.head_shapes)
+    return 2 * 4 * num_heads * min(num_tokens, length) * length

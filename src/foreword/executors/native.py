@@ -267,6 +267,7 @@ class NativeExecutor(TransferPagedExecutor):
                 gate_limit=spec.clamped_gate.limit if spec.clamped_gate else 0.0,
                 layer_norm=spec.layer_norm,
                 head_gates=spec.head_gates,
+                softplus_gates=spec.softplus_gates,
                 rounds_inputs=spec.rounds_inputs,
                 latent=_latent_sizes(spec),
                 latent_eps=spec.mla.norm_eps if spec.mla else 0.0,
@@ -478,7 +479,7 @@ class _Packer:
             if layer.reads_layer is None:
                 packed["k_scales"] = self.parts.vector(prefix + "k_scales", lambda: both()[1])
         elif spec.qk_scales:
-            shape = spec.num_heads, 1
+            shape = spec.heads_of(layer).num_heads, 1
             packed["q_scales"] = self.parts.vector(prefix + "q_scales", lambda: np.tile(self._qk_scales(prefix), shape))
         own = projections(layer)
         for name in (*own, "o", *(["attn_gate"] if spec.attn_gate else [])):
@@ -545,6 +546,7 @@ class _Packer:
             "sigmoid": moe.scoring == "sigmoid",
             "scale": moe.scale,
             "sum_eps": moe.sum_eps,
+            "softcap": moe.softcap or 0.0,
             "num_groups": moe.num_groups,
             "groups_per_token": moe.groups_per_token,
             "scales_inputs": moe.scales_inputs,
@@ -649,9 +651,9 @@ def _latent_sizes(spec: DecoderSpec) -> dict[str, int]:
     return {} if spec.mla is None else {name: getattr(spec.mla, name) for name in names}
 
 
-def _more_heads(spec: DecoderSpec) -> list[tuple[int, int]]:
+def _more_heads(spec: DecoderSpec) -> list[tuple[int, int, int]]:
     """Return the heads of layers that differ from those of the model."""
-    return [(shape.num_kv_heads, shape.head_dim) for shape in spec.head_shapes[1:]]
+    return [(*shape,) for shape in spec.head_shapes[1:]]
 
 
 def _recurrent_sizes(spec: DecoderSpec) -> dict[str, int]:

@@ -7,6 +7,7 @@ attention goes request by request and reads the cache only: exactly what `slot_m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from foreword.executors.functions import (
     rounded,
     sigmoid,
     softmax,
+    softplus,
     xielu,
     xielu_numbers,
 )
@@ -75,9 +77,10 @@ class NumpyCache:
 
     def of_layer(self, slot: int, heads: HeadShape) -> tuple[F32, F32]:
         """Return views of the keys and values of a layer: [num_blocks, block_size, num_kv_heads, head_dim]."""
-        size = self.block_size * heads.num_kv_heads * heads.head_dim
+        of_token = heads.num_kv_heads, heads.head_dim
+        size = self.block_size * prod(of_token)
         keys, values = (
-            array[slot, :, :size].reshape(-1, self.block_size, *heads) for array in (self.keys, self.values)
+            array[slot, :, :size].reshape(-1, self.block_size, *of_token) for array in (self.keys, self.values)
         )
         return keys, values
 
@@ -322,7 +325,7 @@ class NumpyExecutor(TransferPagedExecutor):
     def attention(self, h: F32, p: str, layer: LayerSpec, group: int, slot: int, step: NumpyStep) -> F32:
         """Run the attention block of the layer on its normed input h. Return [T, hidden]."""
         spec, loras = self.spec, step.loras
-        num_kv_heads, head_dim = spec.heads_of(layer)
+        num_kv_heads, head_dim, num_heads = spec.heads_of(layer)
         heads = {name: self.project(h, p + name, head_dim, loras) for name in projections(layer)}
         if layer.values_are_keys:
             heads["v"] = heads["k"]
@@ -345,7 +348,8 @@ class NumpyExecutor(TransferPagedExecutor):
         a = self.attend(q, layer, group, slot, step, sinks)
         if spec.attn_gate:
             gate = self.biased(h, p + "attn_gate", loras, has_bias=spec.qkv_bias)
-            a = a * sigmoid(gate).reshape(len(h), spec.num_heads, -1)
+            gate = softplus(gate) if spec.softplus_gates else sigmoid(gate)
+            a = a * gate.reshape(len(h), num_heads, -1)
         a = self.last_input(a.reshape(len(h), -1), p + "inner_attn_norm")
         return self.biased(a, p + "o", loras, has_bias=spec.o_bias)
 
@@ -414,9 +418,9 @@ class NumpyExecutor(TransferPagedExecutor):
         spec, batch = self.spec, step.batch
         heads = spec.heads_of(layer)
         keys, values = self.cache.of_layer(slot, heads)
-        flat = (-1, *heads)
+        flat = (-1, heads.num_kv_heads, heads.head_dim)
         out = np.empty_like(q)
-        per_kv = spec.num_heads // heads.num_kv_heads
+        per_kv = heads.num_heads // heads.num_kv_heads
         block_size = self.block_size
         for b in range(batch.num_reqs):
             start, end, length = batch.query_start_loc[b], batch.query_start_loc[b + 1], int(batch.seq_lens[b])
@@ -480,6 +484,7 @@ class NumpyExecutor(TransferPagedExecutor):
         scores = routed @ self.weight(prefix + "router").T  # [T, experts]
         if moe.scores_bias:
             scores = scores + self.weight(prefix + "scores_bias")
+        scores = cap(scores, moe.softcap)
         probs = softmax(scores) if moe.scoring == "softmax" else sigmoid(scores)
         order = probs + self.weight(prefix + "router_bias") if moe.router_bias else probs
         if moe.num_groups > 1:

@@ -16,7 +16,8 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window;
                                                                               attn_sinks: below
     a = a sigmoid(h Wattn_gate + bg)                                          if attn_gate; bg if qkv_bias; one number
-                                                                              per head if head_gates
+                                                                              per head if head_gates; softplus in place
+                                                                              of sigmoid if softplus_gates
     a = unit(a) inner_attn_norm                                               if inner_norms; over all heads
     a = a Wo + bo;   a = norm(a, post_attn_norm) if post_norms;   x += residual_scale mixer_scale a    bo if o_bias
     h = norm(x, mlp_norm), or if parallel_mlp the h of attention, or its u
@@ -84,9 +85,9 @@ class RopeSpec:
 class MoeSpec:
     """A mixture of experts in place of the dense MLP.
 
-    p = softmax(h Wrouter), or sigmoid of each: ``scoring``, of h Wrouter + b if ``scores_bias``; take the
-    ``experts_per_token`` largest of p, or of p + bias if ``router_bias``; divide these p by their sum + ``sum_eps`` if
-    ``norm_topk``, and multiply them by ``scale``; m = Σ p_e * mlp_e(h), plus mlp_shared(h) if
+    p = softmax(h Wrouter), or sigmoid of each: ``scoring``, of h Wrouter + b if ``scores_bias``, through cap with
+    ``softcap``; take the ``experts_per_token`` largest of p, or of p + bias if ``router_bias``; divide these p by their
+    sum + ``sum_eps`` if ``norm_topk``, and multiply them by ``scale``; m = Σ p_e * mlp_e(h), plus mlp_shared(h) if
     ``shared_intermediate_size``, times sigmoid(h Wshared_gate) if ``shared_gate``.
 
     scales_inputs: m = Σ mlp_e(p_e h) in place of Σ p_e mlp_e(h).
@@ -117,6 +118,7 @@ class MoeSpec:
     scales_inputs: bool = False
     latent_size: int = 0
     own_norms: bool = False
+    softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +172,11 @@ class NormPlaces(NamedTuple):
 
 
 class HeadShape(NamedTuple):
-    """The number and the sizes of the heads of a layer's keys and values."""
+    """The number and the sizes of the heads of a layer's keys and values, and the number of those of its queries."""
 
     num_kv_heads: int
     head_dim: int
+    num_heads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +229,7 @@ class LayerSpec:
     has_mixer, has_mlp: whether the layer has the lines up to the first sum, and those from there up to the second sum.
     It has at least one of the two.
     beside: the mixer reads the h of the layer before, which has only a mixer, so that both layers mix the same tokens.
-    heads: the heads of its keys and values, and their sizes; None: as the spec says.
+    heads: None: as the spec says.
     norms: None: before mixer and MLP if pre_norms, after both if post_norms.
     reads_layer: the layer computes no keys and values, and attends to those of this earlier layer of the same kind.
     values_are_keys: v = h Wk, before norms and rotation.
@@ -310,6 +313,7 @@ class DecoderSpec:
     joint_qk_norm: bool = False
     attn_gate: bool = False
     head_gates: bool = False
+    softplus_gates: bool = False
     attn_sinks: bool = False
     mla: MlaSpec | None = None
     o_bias: bool = False
@@ -401,7 +405,7 @@ class DecoderSpec:
         return places | {i: places[source] for i, source in read.items()}
 
     def heads_of(self, layer: LayerSpec) -> HeadShape:
-        return layer.heads or HeadShape(self.num_kv_heads, self.head_dim)
+        return layer.heads or HeadShape(self.num_kv_heads, self.head_dim, self.num_heads)
 
     def norms_of(self, layer: LayerSpec) -> NormPlaces:
         return layer.norms or NormPlaces(self.pre_norms, self.post_norms, self.pre_norms, self.post_norms)
@@ -409,7 +413,7 @@ class DecoderSpec:
     @property
     def head_shapes(self) -> tuple[HeadShape, ...]:
         """The head shape of the spec, then the other shapes that layers have."""
-        own = HeadShape(self.num_kv_heads, self.head_dim)
+        own = HeadShape(self.num_kv_heads, self.head_dim, self.num_heads)
         return tuple(dict.fromkeys([own, *(layer.heads for layer in self.layers if layer.heads is not None)]))
 
     @property
@@ -516,8 +520,8 @@ def projections(layer: LayerSpec) -> tuple[str, ...]:
 
 
 def _attention(spec: DecoderSpec, p: str, layer: LayerSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    num_kv_heads, head_dim = spec.heads_of(layer)
-    d, q, kv = spec.hidden_size, spec.num_heads * head_dim, num_kv_heads * head_dim
+    num_kv_heads, head_dim, num_heads = spec.heads_of(layer)
+    d, q, kv = spec.hidden_size, num_heads * head_dim, num_kv_heads * head_dim
     names = projections(layer)
     for name in names:
         rows = q if name == "q" else kv
@@ -527,12 +531,12 @@ def _attention(spec: DecoderSpec, p: str, layer: LayerSpec) -> Iterator[tuple[st
     for name in names[:2] if spec.qk_norm or spec.qk_scales else ():
         yield f"{p}{name}_norm", ((q if name == "q" else kv) if spec.joint_qk_norm else head_dim,)
     if spec.attn_gate:
-        gates = spec.num_heads if spec.head_gates else q
+        gates = num_heads if spec.head_gates else q
         yield p + "attn_gate", (gates, d)
         if spec.qkv_bias:
             yield p + "attn_gate_bias", (gates,)
     if spec.attn_sinks:
-        yield p + "sinks", (spec.num_heads,)
+        yield p + "sinks", (num_heads,)
     if spec.inner_norms:
         yield p + "inner_attn_norm", (q,)
     yield p + "o", (d, q)

@@ -464,6 +464,16 @@ MODELS = {
         **SIZES, linear_key_head_dim=10, linear_value_head_dim=12, linear_num_value_heads=8,
         linear_allow_neg_eigval=False, layer_types=["full_attention", "linear_attention"] * 2, rope_parameters=LLAMA3,
     ),
+    "laguna": transformers.LagunaConfig(
+        **SIZES, **EXPERTS, num_experts=6, shared_expert_intermediate_size=20, head_dim=12, sliding_window=6,
+        num_attention_heads_per_layer=[4, 2, 6, 4], moe_routed_scaling_factor=1.5, moe_router_logit_softcapping=2.0,
+        layer_types=["full_attention", *["sliding_attention"] * 2, "full_attention"],
+        rope_parameters={"full_attention": HALF, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
+    ),
+    "laguna-elements": transformers.LagunaConfig(
+        **SIZES, **EXPERTS, num_experts=4, shared_expert_intermediate_size=20, gating="per-element", head_dim=8,
+        num_attention_heads_per_layer=[2, 8, 8, 2], mlp_layer_types=["sparse", "dense", "sparse", "dense"],
+    ),
     "bitnet": transformers.BitNetConfig(**SIZES, rope_parameters=ROPE),
     "bitnet-tied": transformers.BitNetConfig(
         **SIZES, hidden_act="silu", tie_word_embeddings=True, rms_norm_eps=0.1, rope_parameters=LLAMA3
@@ -486,6 +496,7 @@ BIASES = {
     "granite-hybrid": ("mamba_proj_bias",), "hy-v3": ("attention_bias", "mlp_bias"),
     "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",), "olmo-hybrid": ("attention_bias",),
     "mamba2": ("use_bias",), "mamba": ("use_bias",), "falcon-mamba": ("use_bias",), "jamba": ("mamba_proj_bias",),
+    "laguna": ("attention_bias",),
 }  # fmt: skip
 """The biases of further models, which are otherwise those of these names."""
 

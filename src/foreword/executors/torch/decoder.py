@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm
+from torch.nn.functional import embedding, linear, rms_norm, softplus
 
 from foreword.arrays import F32
 from foreword.executors.functions import xielu_numbers
@@ -264,8 +264,10 @@ class AttentionWeights:
         """Return attention's outputs [T, heads, head_dim] times their gates, if there are any, as the input of the last
         product [T, heads · head_dim].
         """
-        gated = a * gate.sigmoid().unflatten(1, (a.shape[1], -1)) if self.spec.attn_gate else a
-        return self.last_input(gated.flatten(1))
+        if self.spec.attn_gate:
+            factors = softplus(gate) if self.spec.softplus_gates else gate.sigmoid()
+            a = a * factors.unflatten(1, (a.shape[1], -1))
+        return self.last_input(a.flatten(1))
 
 
 class PagedLayer(AttentionWeights):
@@ -278,7 +280,7 @@ class PagedLayer(AttentionWeights):
         self._call = AttentionCall(self.index, spec.query_scale, window, chunk, softcap=softcap, sinks=self.sinks)
         self._writes = self.layer.reads_layer is None
         self._width = self.ends[min(1, len(self.ends) - 1)]  # queries and keys in the outputs of ``inputs``
-        self._heads = [spec.num_heads, *([self.heads.num_kv_heads] if self._writes else [])]
+        self._heads = [self.heads.num_heads, *([self.heads.num_kv_heads] if self._writes else [])]
         self._qk_norm: Tensor | None = None  # [heads of q and k, head_dim]
         if self.norms is not None:
             norms = zip(self.norms, self._heads, strict=True)
@@ -304,11 +306,11 @@ class PagedLayer(AttentionWeights):
         """Return queries, keys, values [T, heads, head_dim], and the gates [T, heads · head_dim] or [T, heads], or 0
         columns without any. Without keys of its own, a layer has no heads of keys and values.
         """
-        spec, layer, dim = self.spec, self.layer, self.heads.head_dim
+        spec, layer, dim, num_heads = self.spec, self.layer, self.heads.head_dim, self.heads.num_heads
         flat, gate = self.inputs(h, loras).tensor_split(self.ends[-1:], dim=1)
         qk, v = flat.tensor_split([self._width], dim=1)
         qk = qk.unflatten(1, (-1, dim))
-        v = qk[:, spec.num_heads :] if layer.values_are_keys else v.unflatten(1, (-1, dim))
+        v = qk[:, num_heads:] if layer.values_are_keys else v.unflatten(1, (-1, dim))
         if layer.unit_v:
             v = rms_norm(v, (dim,), None, spec.norm_eps)
         if self._qk_norm is not None:
@@ -320,7 +322,7 @@ class PagedLayer(AttentionWeights):
             qk = qk * self._qk_norm
         if rotation is not None:
             qk = rotation(qk)
-        return qk[:, : spec.num_heads], qk[:, spec.num_heads :], v, gate
+        return qk[:, :num_heads], qk[:, num_heads:], v, gate
 
 
 class LatentWeights:
@@ -443,7 +445,7 @@ class Experts:
         routed, inputs = h.float(), h
         if self.norms is not None:
             routed, inputs = rms_norm(x.float(), x.shape[1:], self.router_scale, self.eps), self.norms[0](x)
-        scores = linear(routed, self.router, self.scores_bias)
+        scores = cap(linear(routed, self.router, self.scores_bias), self.moe.softcap)
         probs = scores.softmax(-1) if self.moe.scoring == "softmax" else scores.sigmoid()
         order = probs if self.router_bias is None else probs + self.router_bias
         if self.moe.num_groups > 1:

@@ -146,8 +146,8 @@ def cache_layers(spec: DecoderSpec) -> tuple[list[KVLayer], list[StateLayer]]:
     """Return what the layers with attention keep in the cache, and what the recurrent ones keep, in their order."""
     place = spec.places()
     writing = [(i, layer) for i, layer in enumerate(spec.layers) if layer.has_attention and layer.reads_layer is None]
-    heads = {i: spec.heads_of(layer) for i, layer in writing}
+    shapes = [(place[i], spec.heads_of(layer)) for i, layer in writing]
     return (
-        [KVLayer(*place[i], *heads[i], heads[i].head_dim, spec.mla is not None) for i, _ in writing],
+        [KVLayer(*at, of.num_kv_heads, of.head_dim, of.head_dim, spec.mla is not None) for at, of in shapes],
         [StateLayer(*place[i], layer.recurrent.state_size) for i, layer in enumerate(spec.layers) if layer.recurrent],
     )

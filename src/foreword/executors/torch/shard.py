@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 from foreword.errors import ConfigError
 from foreword.executors.options import TorchOptions
-from foreword.models.spec import DecoderSpec
+from foreword.models.spec import DecoderSpec, HeadShape
 
 _SLICE = timedelta(seconds=0.2)
 """The time of one wait of a rank: between two waits the process sees its signals."""
@@ -182,11 +182,12 @@ class Shards:
         evenly, and if norms need those of other ranks.
         """
         size, of_keys = self.heads.size, sorted({shape.num_kv_heads for shape in spec.head_shapes})
-        counts = (spec.num_heads, *of_keys)
+        of_queries = sorted({shape.num_heads for shape in spec.head_shapes})
+        counts = (*of_queries, *of_keys)
         if any(count % size for count in counts):
             sizes = [n for n in range(1, of_keys[0] + 1) if not any(count % n for count in counts)]
             raise ConfigError(
-                f"tensor_parallel_size={size}: must divide the model's {spec.num_heads} heads and "
+                f"tensor_parallel_size={size}: must divide the model's {' and '.join(map(str, of_queries))} heads and "
                 f"{' and '.join(map(str, of_keys))} key heads; use one of {', '.join(map(str, sizes))}"
             )
         has_cutoff = any(layer.gate_cutoff is not None for layer in spec.layers)
@@ -207,8 +208,8 @@ class Shards:
             )
         layers = tuple(
             layer
-            if layer.heads is None
-            else replace(layer, heads=layer.heads._replace(num_kv_heads=layer.heads[0] // size))
+            if (of := layer.heads) is None
+            else replace(layer, heads=HeadShape(of.num_kv_heads // size, of.head_dim, of.num_heads // size))
             for layer in spec.layers
         )
         return replace(spec, num_heads=spec.num_heads // size, num_kv_heads=spec.num_kv_heads // size, layers=layers)

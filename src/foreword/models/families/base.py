@@ -332,8 +332,8 @@ def decoder(
     if not config.get("is_causal", bool, True) and any(layer.sliding_window is not None for layer in layers):
         raise config.error("is_causal = False is not supported with a sliding window", USE_ITS_CONFIG)
     for shape in made.head_shapes:
-        if heads % shape.num_kv_heads:
-            reason = f"{heads} heads are not a multiple of {shape.num_kv_heads} key/value heads"
+        if shape.num_heads % shape.num_kv_heads:
+            reason = f"{shape.num_heads} heads are not a multiple of {shape.num_kv_heads} key/value heads"
             raise config.error(reason, USE_ITS_CONFIG)
     return made
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from foreword.models.config import Config
+from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     ATTENTION_BIAS,
     DECODER,
@@ -13,6 +15,7 @@ from foreword.models.families.base import (
     HIDDEN_ACT,
     LOCAL_EXPERTS,
     NO_EXPERT_BIASES,
+    NORMED_EXPERTS,
     SHARED_EXPERT,
     SPARSE_LAYERS,
     WINDOWS,
@@ -21,6 +24,8 @@ from foreword.models.families.base import (
     check_groups,
     decoder,
     experts,
+    head_dim,
+    kv_heads,
     num_layers,
     rope,
     sparse_layers,
@@ -29,8 +34,8 @@ from foreword.models.families.base import (
 from foreword.models.families.deepseek import ROUTED_NAMES, routed_experts, routed_keys, sparse_flags
 from foreword.models.families.olmo import hybrid_layers
 from foreword.models.keys import Key, only, only_in_gguf, table
-from foreword.models.rope import check_bases
-from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
+from foreword.models.rope import PARTIAL_ROTARY, check_bases
+from foreword.models.spec import DecoderSpec, HeadShape, LayerSpec, MoeSpec
 
 
 def afmoe(config: Config) -> DecoderSpec:
@@ -87,17 +92,56 @@ def flint(config: Config) -> DecoderSpec:
 
 def mellum(config: Config) -> DecoderSpec:
     """Return the spec of Mellum 2: a Qwen3 whose layers with a window have rotary parameters of their own."""
-    if config.value("rope_parameters") is None:
-        config = config.with_values({"rope_parameters": _MELLUM_ROPE})
-    spans, moe = windows(config, lambda i: False), experts(config)
-    kinds = ["sliding_attention" if span else "full_attention" for span in spans]
-    ropes = {kind: rope(config, kind) for kind in _MELLUM_ROPE}
-    check_bases(config, {*kinds})
+    config, moe = _with_ropes(config, _MELLUM_ROPE), experts(config)
     layers = (
-        LayerSpec(ropes[kind], span, moe if has else None)
-        for kind, span, has in zip(kinds, spans, sparse_flags(config, 0), strict=True)
+        replace(layer, moe=moe if has else None)
+        for layer, has in zip(_by_kind(config), sparse_flags(config, 0), strict=True)
     )
     return decoder(config, "mellum", tuple(layers), qk_norm=True)
+
+
+def _with_ropes(config: Config, ropes: Mapping[str, Mapping[str, Any]]) -> Config:
+    """Return the config with these rotary parameters of the kinds of layers if it has none."""
+    return config if config.value("rope_parameters") is not None else config.with_values({"rope_parameters": ropes})
+
+
+def _by_kind(config: Config) -> list[LayerSpec]:
+    """Return layers with full attention, or a window where ``layer_types`` says so, each kind with its rotation."""
+    spans = windows(config, lambda i: False)
+    kinds = ["sliding_attention" if span else "full_attention" for span in spans]
+    check_bases(config, {*kinds})
+    ropes = {kind: rope(config, kind) for kind in {*kinds}}
+    return [LayerSpec(ropes[kind], span) for kind, span in zip(kinds, spans, strict=True)]
+
+
+def laguna(config: Config) -> DecoderSpec:
+    """Return the spec of Laguna: layers may differ in the number of heads of their queries. The gate of the outputs of
+    attention is a softplus, one number per head or per output.
+    """
+    if config.value("partial_rotary_factor") != 1.0:
+        raise config.refused("partial_rotary_factor", config.value("partial_rotary_factor"))
+    config, cap = _with_ropes(config, _LAGUNA_ROPE), config.get("moe_router_logit_softcapping", float)
+    moe = replace(
+        experts(config, shared=True),
+        scoring="sigmoid",
+        router_bias=True,
+        shared_gate=False,
+        scale=config.positive("moe_routed_scaling_factor"),
+        softcap=cap if cap > 0 else None,
+    )
+    count = num_layers(config)
+    heads = config.sequence(_HEADS) or [config.size("num_attention_heads")] * count
+    if len(heads) != count or not all(type(one) is int and 0 < one <= 1 << 16 for one in heads):
+        raise config.error(f"{_HEADS} {heads!r:.80} is not {count} numbers of heads", USE_ITS_CONFIG)
+    first = HeadShape(kv_heads(config, heads[0]), head_dim(config), heads[0])
+    shapes = [first._replace(num_heads=one) for one in heads]
+    layers = (
+        replace(layer, moe=moe if has else None, heads=None if shape == first else shape)
+        for layer, has, shape in zip(_by_kind(config), sparse_flags(config, 1), shapes, strict=True)
+    )
+    gates: dict[str, Any] = {"attn_gate": True, "softplus_gates": True}
+    is_of_head = config.value("gating") in (True, "per-head")
+    return decoder(config, "laguna", tuple(layers), qk_norm=True, num_heads=heads[0], head_gates=is_of_head, **gates)
 
 
 def aria(config: Config) -> DecoderSpec:
@@ -128,6 +172,11 @@ _MELLUM_ROPE = {
     "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
+_LAGUNA_ROPE = {
+    **_MELLUM_ROPE,
+    "full_attention": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+}
+_HEADS = "num_attention_heads_per_layer"
 _PATTERN = "attention.sliding_window_pattern"
 _LAYER, _MLP = "model.layers.{i}.", "model.layers.{i}.mlp."
 FAMILIES = {
@@ -250,6 +299,33 @@ FAMILIES = {
             moe_intermediate_size=896,
         ),
         unused=("score.", "mtp."),
+    ),
+    "laguna": Family(
+        "Laguna",
+        laguna,
+        table(
+            (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *WINDOWS, *NORMED_EXPERTS, SHARED_EXPERT),
+            [only("rope_scaling", None), only("rope_theta", 10000.0), PARTIAL_ROTARY],
+            [Key("gating", True, (True, "per-head", "per-element")), Key(_HEADS), Key("mlp_layer_types")],
+            [Key("moe_routed_scaling_factor", 1.0), Key("moe_router_logit_softcapping", 0.0)],
+            [only("moe_apply_router_weight_on_input", False)],
+            num_key_value_heads=8,
+            head_dim=128,
+            sliding_window=512,
+            num_experts=256,
+            num_experts_per_tok=8,
+            moe_intermediate_size=512,
+            shared_expert_intermediate_size=512,
+        ),
+        names={
+            "attn_gate": _LAYER + "self_attn.g_proj.weight",
+            "router_bias": _MLP + "experts.e_score_correction_bias",
+        },
+        constants={"attn_gate_bias": 0.0},
+        renamed={
+            ".mlp.gate.e_score_correction_bias": ".mlp.experts.e_score_correction_bias",
+            ".mlp.shared_experts.": ".mlp.shared_expert.",
+        },
     ),
     "aria_text": Family(
         "Aria, its decoder",
