@@ -198,7 +198,8 @@ void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &ti
   carve(c, max_rows(c), memory, &s);
   const int rows = tile.num_queries * group_size(c);
 #if defined(FOREWORD_SIMD_AMX)
-  if (!tiles_fit(kv.format, c.padded_dim, rows)) return avx512_bf16::attend(kv, c, tile, memory);
+  const bool adds_to_sums = c.slopes && kv.format == KVFormat::i8;  // the scores by tiles are integers
+  if (adds_to_sums || !tiles_fit(kv.format, c.padded_dim, rows)) return avx512_bf16::attend(kv, c, tile, memory);
   set_attention_shapes(rows);
 #endif
   gather_queries(kv, c, tile, s);

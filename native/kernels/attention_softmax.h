@@ -126,10 +126,25 @@ FW_INLINE Keys chunk_keys(const AttentionConfig &c, const AttentionTile &tile, i
               visible_keys(c, position + tile.num_queries - 1, begin, end).all()};
 }
 
+// Adds to the scores in floats of the rows [row, rows_end) slope (key − query), with the positions of both.
+[[gnu::noinline]] inline void add_slopes(const AttentionConfig &c, const AttentionTile &tile, int64_t first_key,
+                                         const AttentionScratch &s, int row, int rows_end) {
+  float distances[kChunk];
+  const int group = group_size(c);
+  for (; row < rows_end; ++row) {
+    const F32 slope = set1(c.slopes[tile.kv_head * group + row % group]);
+    const float first = float(first_key - tile.first_position - row / group);
+    for (int i = 0; i < kChunk; ++i) distances[i] = first + float(i);
+    float *scores = s.scores + slot_of(row) * kChunk;
+    for (int i = 0; i < kChunk; i += kLanes) store(scores + i, fma(slope, load(distances + i), load(scores + i)));
+  }
+}
+
 // Scores of a chunk become probabilities, for the rows [row, rows_end) of the tile.
 template <Form F>
 FW_INLINE void softmax(const AttentionConfig &c, const AttentionTile &tile, const ChunkTiles &chunk, const Keys &keys,
                        const AttentionScratch &s, int row, int rows_end) {
+  if (c.slopes) add_slopes(c, tile, keys.begin, s, row, rows_end);
   if (keys.whole) {
     for (; row < rows_end; ++row) softmax_row<false, F>(s, chunk, row, {0, kChunk}, c.softcap);
     return;

@@ -58,8 +58,9 @@ void bind_model(nb::module_ &m) {
              double norm_eps, double query_scale, double embedding_scale, const std::string &activation,
              double attn_softcap, double final_softcap, double gate_scale, double logit_scale,
              bool joint_qk_norm, bool layer_norm, bool head_gates, bool softplus_gates, bool rounds_inputs,
-             double gate_alpha, double gate_limit, const Integers &latent, double latent_eps, int num_groups, int num_slots,
-             int num_blocks, int block_size, const std::string &kv_format, const std::string &isa, int num_threads,
+             double gate_alpha, double gate_limit, const Integers &latent, double latent_eps, double clip_qkv,
+             int num_groups, int num_slots, int num_blocks, int block_size, const std::string &kv_format,
+             const std::string &isa, int num_threads,
              const Integers &recurrent, const CpuGroups &cpu_groups, const MoreHeads &more_heads, int num_states,
              int num_state_slots) {
             const ModelConfig config{hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, num_groups,
@@ -67,7 +68,7 @@ void bind_model(nb::module_ &m) {
                                      by_name(kGates, activation, "activation"), float(attn_softcap),
                                      float(final_softcap), float(gate_scale), float(logit_scale), joint_qk_norm,
                                      layer_norm, head_gates, softplus_gates, rounds_inputs, float(gate_alpha),
-                                     float(gate_limit), latent_config(latent, latent_eps)};
+                                     float(gate_limit), latent_config(latent, latent_eps), float(clip_qkv)};
             new (self) CpuModel(
                 config,
                 kv_config(kv_format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent, more_heads,
@@ -78,7 +79,7 @@ void bind_model(nb::module_ &m) {
           "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a, "final_softcap"_a,
           "gate_scale"_a = 1., "logit_scale"_a = 1., "joint_qk_norm"_a = false, "layer_norm"_a = false,
           "head_gates"_a = false, "softplus_gates"_a = false, "rounds_inputs"_a = false,
-          "gate_alpha"_a = 0., "gate_limit"_a = 0., "latent"_a = Integers(), "latent_eps"_a = 0.,
+          "gate_alpha"_a = 0., "gate_limit"_a = 0., "latent"_a = Integers(), "latent_eps"_a = 0., "clip_qkv"_a = 0.,
           "num_groups"_a, "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a,
           "recurrent"_a = Integers(), "cpu_groups"_a = CpuGroups{}, "more_heads"_a = MoreHeads{},
           "num_states"_a = 0, "num_state_slots"_a = 0)

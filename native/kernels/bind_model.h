@@ -577,12 +577,18 @@ class CpuModel {
     layer.v_bias = optional_vector(d, "v_bias", kv_heads);
     layer.o_bias = optional_vector(d, "o_bias", hidden);
     layer.inner_norm = optional_vector(d, "inner_attn_norm", heads);
+    const bool has_head_norms = layer.v_norm || (!c.joint_qk_norm && (layer.q_norm || layer.k_norm));
+    if (c.clip_qkv > 0.f && (layer.v_part == 1 || has_head_norms)) {
+      throw std::invalid_argument("clip_qkv: such layers have values of their own, and no norms of single heads");
+    }
     if (c.joint_qk_norm && (!layer.q_norm || (layer.writes && !layer.k_norm))) {
       throw std::invalid_argument("joint_qk_norm needs q_norm and k_norm");
     }
     layer.q_scales = optional_vector(d, "q_scales", heads);
     layer.k_scales = optional_vector(d, "k_scales", kv_heads);
     layer.sinks = optional_vector(d, "sinks", shape.num_heads);
+    layer.slopes = optional_vector(d, "slopes", shape.num_heads);
+    if (layer.slopes && c.attn_softcap > 0.f) throw std::invalid_argument("slopes: scores with a softcap have none");
     if (d.contains("growth_interval")) {
       layer.query_growth = {integer(d, "growth_interval", 1, INT32_MAX), number(d, "growth_scale"),
                             integer(d, "growth_offset", 0, INT32_MAX)};

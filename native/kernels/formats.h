@@ -232,6 +232,9 @@ struct AttentionConfig {
   bool rotated_values = false;  // the values are keys in i8
   int first_value = 0;  // outputs of a head before it may have any value
   const float *sinks = nullptr;  // [num_heads], a further score of each softmax, without a value; null: none
+  // [num_heads], times log2 e: the score of a key falls by so much for each position before the query; null: none. Then
+  // there is no softcap.
+  const float *slopes = nullptr;
 };
 
 // cos and sin of `pairs` angles of one token, times the scale of the rope.

@@ -155,6 +155,7 @@ struct Layer {
   Vector inner_norm = nullptr;                // RMSNorm of the input of `o`, of attention
   Vector q_scales = nullptr, k_scales = nullptr;  // for all heads, after the rotary embedding
   Vector sinks = nullptr;  // for all heads
+  Vector slopes = nullptr;  // for all heads: see AttentionConfig
   Linear qkv, o;  // in a recurrent layer: all projections of its input, and the output projection
   Vector input_bias = nullptr;  // added to a row of qkv, of all tokens at once
   bool gated = false;  // qkv has one part more, the gates of the attention's output
@@ -231,6 +232,7 @@ struct ModelConfig {
   bool rounds_inputs = false;  // inputs of the products of layers are rounded to 8 bits, with a scale per token
   float gate_alpha = 0.f, gate_limit = 0.f;  // for a clamped gate in place of `activation`; limit 0: none
   LatentConfig latent = {};
+  float clip_qkv = 0.f;  // the largest magnitude of queries, keys and values after joint norms; 0: none
 };
 
 // The input of a product in each kind that some matrix takes.

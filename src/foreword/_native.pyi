@@ -296,6 +296,7 @@ class CpuModel:
         gate_limit: float = 0.0,
         latent: dict[str, int] = {},
         latent_eps: float = 0.0,
+        clip_qkv: float = 0.0,
         num_groups: int,
         num_slots: int,
         num_blocks: int,

@@ -412,6 +412,14 @@ SPECS: dict[str, DecoderSpec] = {
             LayerSpec(rope(16), 24, heads=HeadShape(2, 16, 2)),
         ),
     ),
+    "slopes": tiny_spec(
+        slopes=(0.5, 0.25, 2.0, 0.02, 0.0, 0.7),
+        clip_qkv=0.3,
+        qkv_bias=True,
+        attn_gate=True,
+        layers=(LayerSpec(None), LayerSpec(None, 24), LayerSpec(rope(16), 24, chunked=True)),
+    ),
+    "joint_limit": tiny_spec(qk_norm=True, joint_qk_norm=True, clip_qkv=0.5, qkv_bias=True),
     "softplus_gates": tiny_spec(attn_gate=True, softplus_gates=True),
     "biased_softmax": tiny_spec(
         layers=(
@@ -546,6 +554,8 @@ class Reference:
             of_keys = self._w(p + ("q_norm" if reads else "k_norm"))
             q, k = _norm(q, self._w(p + "q_norm"), spec.norm_eps), _norm(k, of_keys, spec.norm_eps)
         v = _norm(v, np.ones(head_dim), spec.norm_eps) if layer.unit_v else v
+        if spec.clip_qkv is not None:
+            q, k, v = (np.clip(part, -spec.clip_qkv, spec.clip_qkv) for part in (q, k, v))
         q, k = _rotate(q, layer.rope), _rotate(k, layer.rope)
         if layer.unit_qk_eps is not None:  # as Llama 4 has it, after the rotation
             q, k = (_norm(part, np.ones(spec.head_dim), layer.unit_qk_eps) for part in (q, k))
@@ -564,6 +574,7 @@ class Reference:
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         s = _cap(np.einsum("ihd,jhd->hij", q, k) * spec.query_scale, spec.attn_softcap)
         i, j = np.arange(n)[:, None], np.arange(n)[None, :]
+        s = s - np.array(spec.slopes or [0.0])[:, None, None] * (i - j)
         visible = (j <= i) & (j > i - (layer.sliding_window or n + 1))
         if layer.chunked:
             visible &= i // layer.sliding_window == j // layer.sliding_window

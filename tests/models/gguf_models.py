@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "bailing_moe_v2": "bailingmoe2", "glm": "chatglm",
     "mamba2": "mamba2", "mamba": "mamba", "falcon_mamba": "mamba", "jamba": "jamba",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "falcon": "falcon", "phi": "phi2",
+    "bloom": "bloom", "mpt": "mpt",
 }  # fmt: skip
 # Models of the same model_type: with experts, for embeddings.
 MORE_ARCHITECTURES = {"nemotron_h_moe", "gemma-embedding"}
@@ -169,18 +170,20 @@ OWN_BLOCK = {
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
 
-GPT = {"gptneox", "gpt2", "starcoder", "falcon"}
+GPT = {"gptneox", "gpt2", "starcoder", "falcon", "bloom", "mpt"}
 GPT_WHOLE = {"embed_out": "output", "gpt_neox.embed_in": "token_embd", "lm_head": "output",
              "gpt_neox.final_layer_norm": "output_norm",
              "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
-             "transformer.word_embeddings": "token_embd"}  # fmt: skip
+             "transformer.word_embeddings": "token_embd", "transformer.word_embeddings_layernorm": "token_embd_norm",
+             "transformer.norm_f": "output_norm"}  # fmt: skip
 GPT_BLOCK = {
     "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
     "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm", "ln_attn": "attn_norm_2", "ln_mlp": "attn_norm",
     "attention.dense": "attn_output", "self_attention.dense": "attn_output", "mlp.dense_h_to_4h": "ffn_up",
     "mlp.dense_4h_to_h": "ffn_down", "attention.query_key_value": "attn_qkv",
-    "self_attention.query_key_value": "attn_qkv",
+    "self_attention.query_key_value": "attn_qkv", "norm_1": "attn_norm", "norm_2": "ffn_norm",
+    "attn.Wqkv": "attn_qkv", "attn.out_proj": "attn_output", "ffn.up_proj": "ffn_up", "ffn.down_proj": "ffn_down",
 }  # fmt: skip
 
 XIELU = ".mlp.act_fn."
@@ -204,6 +207,7 @@ EXPRESSIBLE = {
         },
     },
     "gpt2": {"scale_attn_by_inverse_layer_idx": False},
+    "mpt": {"attn_config": {"alibi_bias_max": 8, "clip_qkv": 0.4}},
     "gpt_oss": {"swiglu_limit": 7.0, "layer_types": None},
     "lfm2_moe": {"routed_scaling_factor": 1.0, "norm_topk_prob": True},
     "llama4_text": {
@@ -264,10 +268,10 @@ def gpt_tensors(config, tensors):
         if stem in GPT_WHOLE:
             written[f"{GPT_WHOLE[stem]}.{kind}"] = value
             continue
-        layer, rest = re.fullmatch(r"(?:transformer\.h|gpt_neox\.layers)\.(\d+)\.(.+)", stem).groups()
+        layer, rest = re.fullmatch(r"(?:transformer\.(?:h|blocks)|gpt_neox\.layers)\.(\d+)\.(.+)", stem).groups()
         if config["model_type"] == "gpt2":
             value = np.ascontiguousarray(value.T)
-        elif GPT_BLOCK[rest] == "attn_qkv":
+        elif GPT_BLOCK[rest] == "attn_qkv" and config["model_type"] != "mpt":
             heads, groups = config["num_attention_heads"], kv_heads_of(config)
             if config["model_type"] != "gpt_bigcode" or groups > 1:
                 size = config["hidden_size"] // heads
@@ -830,8 +834,15 @@ def metadata(config):
         }
         if architecture == "gptneox":
             found["gptneox.use_parallel_residual"] = ("bool", config["use_parallel_residual"])
-        if architecture in ("gpt2", "starcoder"):
+        if architecture in ("gpt2", "starcoder", "bloom", "mpt"):
             del found[f"{architecture}.rope.freq_base"]
+        if architecture == "bloom":
+            found["bloom.context_length"] = ("u32", config.get("max_position_embeddings", 64))
+        if architecture == "mpt":
+            attention = config["attn_config"]
+            found["mpt.attention.max_alibi_bias"] = ("f32", attention["alibi_bias_max"])
+            if attention["clip_qkv"] is not None:
+                found["mpt.attention.clamp_kqv"] = ("f32", attention["clip_qkv"])
     if config["model_type"] == "bitnet" and config["hidden_act"] != "silu":
         found["bitnet.hidden_activation"] = ("str", config["hidden_act"])
     if config["model_type"] == "olmo3":

@@ -21,7 +21,7 @@ from models.tiny import write_safetensors
 
 LINEAR = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj"),
-    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "self_attn.g_proj"),
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "self_attn.g_proj", "attn.Wqkv"),
     *("self_attn.out_proj", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "mlp.c_fc", "mlp.c_proj"),
     *("shared_mlp.input_linear", "shared_mlp.output_linear"),
     *("query_key_value", ".dense", "dense_h_to_4h", "dense_4h_to_h", ".attn.c_attn", ".attn.c_proj"),

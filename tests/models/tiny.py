@@ -11,11 +11,10 @@ def random_tensors(shapes, seed=0):
     rng = np.random.default_rng(seed)
     tensors = {}
     for name in sorted(shapes):
-        scale = (
-            0.4 if "embed" in name or name.endswith(("norm.weight", "bias")) else 1 / np.sqrt([1, *shapes[name]][-1])
-        )
+        is_norm = name.endswith(("norm.weight", ".norm_1.weight", ".norm_2.weight", "transformer.norm_f.weight"))
+        scale = 0.4 if "embed" in name or is_norm or name.endswith("bias") else 1 / np.sqrt([1, *shapes[name]][-1])
         tensors[name] = np.asarray(rng.standard_normal(shapes[name]) * scale, "<f4")
-        if name.endswith("norm.weight"):
+        if is_norm:
             tensors[name] += 1
     return tensors
 

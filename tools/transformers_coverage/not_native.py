@@ -11,7 +11,7 @@ _REASONS: Mapping[str, str] = {
     "an encoder, which is used as a decoder": """
         bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
         roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod""",
-    "positions are sinusoidal, relative, or biases of attention": "bloom cpmant ctrl mpt reformer xglm xlm xlnet",
+    "positions are sinusoidal or relative": "cpmant ctrl reformer xglm xlm xlnet",
     "norms of the sums after attention and MLP": "openai-gpt",
     "only the attention of the last layer has a bias": "gpt_neox_japanese",
     "sparse attention: an indexer chooses the keys that a query sees": """

@@ -76,8 +76,8 @@ void AttentionStage::run(int thread, int layer_index) {
     if (layer.parallel_mlp && layer.mlp_norm) ctx_.norm_rows(thread, layer.mlp_norm, tokens);
     ctx_.clock.finish(thread, Stage::qkv);
 
-    if (ctx_.model.config.joint_qk_norm) {
-      norm_jointly(thread, layer, tokens);
+    if (makes_rows()) {
+      make_rows(thread, layer, tokens);
       ctx_.pool.barrier();
     }
     if (layer.latent) {
@@ -110,19 +110,29 @@ Share AttentionStage::heads_of(int thread, const HeadShape &shape) const {
   return team_share(shape.num_kv_heads, ctx_.pool, ctx_.pool.team(thread).group);
 }
 
-// The queries after the norm of all heads together, and the keys, of this thread's share.
-void AttentionStage::norm_jointly(int thread, const Layer &layer, Share tokens) {
+// Returns whether make_rows is called before heads are made of the rows.
+bool AttentionStage::makes_rows() const {
+  return ctx_.model.config.joint_qk_norm || ctx_.model.config.clip_qkv > 0.f;
+}
+
+// This thread's share of the rows: with biases, after norms of all heads together, and within the limit.
+void AttentionStage::make_rows(int thread, const Layer &layer, Share tokens) {
+  const float limit = ctx_.model.config.clip_qkv;
   const HeadShape &shape = ctx_.model.heads_of(layer);
   const Share share = share_of(tokens.end - tokens.begin, thread, ctx_.pool.size());
-  auto norm = [&](float *row, Vector bias, Vector weight, int num_heads) {
+  auto make = [&](float *row, Vector bias, Vector norm, int num_heads) {
     const int size = num_heads * shape.head_dim;
     for (int i = 0; bias && i < size; ++i) row[i] += bias[i];
-    ctx_.isa.norm_parts(row, weight, 0, 1, size, layer.qk_eps, row);
+    if (norm) ctx_.isa.norm_parts(row, norm, 0, 1, size, layer.qk_eps, row);
+    for (int i = 0; limit > 0.f && i < size; ++i) row[i] = std::clamp(row[i], -limit, limit);
   };
   for (int r = share.begin; r < share.end; ++r) {
     float *row = qkv_row(layer, r);
-    norm(row, layer.q_bias, layer.q_norm, shape.num_heads);
-    if (layer.writes) norm(row + layer.qkv.parts[1].offset, layer.k_bias, layer.k_norm, shape.num_kv_heads);
+    make(row, layer.q_bias, layer.q_norm, shape.num_heads);
+    if (layer.writes) make(row + layer.qkv.parts[1].offset, layer.k_bias, layer.k_norm, shape.num_kv_heads);
+    if (limit > 0.f && layer.writes) {
+      make(row + layer.qkv.parts[2].offset, layer.v_bias, nullptr, shape.num_kv_heads);
+    }
   }
 }
 
@@ -142,9 +152,10 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer, Share toke
   float *key = scratch_[size_t(thread)].key_value.data(), *value = key + padded, *scratch = value + padded;
   std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
 
-  auto unless_joint = [&](Vector v) { return c.joint_qk_norm ? nullptr : v; };
-  const Vector q_norm = unless_joint(layer.q_norm), k_norm = unless_joint(layer.k_norm);
-  const Vector q_bias = unless_joint(layer.q_bias), k_bias = unless_joint(layer.k_bias);
+  auto unless_made = [&](Vector v) { return makes_rows() ? nullptr : v; };
+  const Vector q_norm = unless_made(layer.q_norm), k_norm = unless_made(layer.k_norm);
+  const Vector q_bias = unless_made(layer.q_bias), k_bias = unless_made(layer.k_bias);
+  const Vector v_bias = c.clip_qkv > 0.f ? nullptr : layer.v_part == 1 ? layer.k_bias : layer.v_bias;
   auto make = [&](float *out, const float *from, int offset, Vector bias, Vector norm, Vector scales, RotaryRow rotary,
                   float factor, float eps) {
     auto of_head = [&](Vector v) { return v ? v + offset : nullptr; };
@@ -164,8 +175,7 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer, Share toke
     if (slots[token] < 0) return;
     const int kv_head = heads.begin + nth - num_heads, offset = kv_head * dim;
     make(key, row + k_offset, offset, k_bias, k_norm, layer.k_scales, rotary, 1.f, layer.qk_eps);
-    make(value, row + v_offset, offset, layer.v_part == 1 ? layer.k_bias : layer.v_bias, layer.v_norm, nullptr, {},
-         1.f, c.norm_eps);
+    make(value, row + v_offset, offset, v_bias, layer.v_norm, nullptr, {}, 1.f, c.norm_eps);
     ctx_.isa.store_kv(kv, slots[token], kv_head, key, value, scratch);
   };
   const int num_tokens = tokens.end - tokens.begin;
@@ -249,6 +259,7 @@ void AttentionStage::attend(int thread, const Layer &layer, std::atomic<int> &ne
   if (layer.latent) kv.head_stride = 0;  // every part of the heads reads the one key
   shape.num_kv_heads = plan.num_kv_heads;
   AttentionConfig attention = config(shape, {layer.sliding_window, layer.chunked}, layer.sinks);
+  attention.slopes = layer.slopes;
   const ThreadPool::Team &team = ctx_.pool.team(thread);
   const Share own = heads_of(thread, shape);
   const int heads = own.end - own.begin, num_tasks = int(plan.tasks.size()), total = num_tasks * heads;

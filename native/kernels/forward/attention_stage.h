@@ -33,8 +33,9 @@ class AttentionStage {
     const FloatRows &out() const { return is_padded ? own_out : queries; }
   };
 
+  bool makes_rows() const;
   // Row 0 of qkv_ is that of the first of these tokens.
-  void norm_jointly(int thread, const Layer &layer, Share tokens);
+  void make_rows(int thread, const Layer &layer, Share tokens);
   void rotate_and_store(int thread, const Layer &layer, Share tokens);
   void store_latent(int thread, const Layer &layer);
   // The KV heads of this thread's team, whose keys and values it writes and reads.

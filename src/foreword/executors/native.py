@@ -46,6 +46,7 @@ _BYTES = {
 _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
 _GROUP = 16
 """Adjacent channels of mamba1, whose states are beside each other (native/kernels/recurrent.h)."""
+_LOG2E = np.float32(np.log2(np.e))
 
 
 def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bool = False) -> str:
@@ -271,6 +272,7 @@ class NativeExecutor(TransferPagedExecutor):
                 rounds_inputs=spec.rounds_inputs,
                 latent=_latent_sizes(spec),
                 latent_eps=spec.mla.norm_eps if spec.mla else 0.0,
+                clip_qkv=spec.clip_qkv or 0.0,
                 num_groups=self.num_groups,
                 num_slots=spec.num_slots,
                 num_blocks=self.num_blocks,
@@ -484,6 +486,8 @@ class _Packer:
         own = projections(layer)
         for name in (*own, "o", *(["attn_gate"] if spec.attn_gate else [])):
             packed[name] = self._matrix(prefix + name)
+        if spec.slopes:  # scores are exponents of 2
+            packed["slopes"] = self.parts.vector(prefix + "slopes", lambda: np.array(spec.slopes, np.float32) * _LOG2E)
         heads = spec.heads_of(layer)
         packed["heads"] = spec.head_shapes.index(heads)
         units = ["v_norm"] if layer.unit_v and "k" in own else []

@@ -332,6 +332,7 @@ class NumpyExecutor(TransferPagedExecutor):
         for name in {"q", "k"} & heads.keys():
             if spec.qk_norm:
                 heads[name] = self.head_norm(heads[name], f"{p}{name}_norm")
+            heads[name] = self.clipped(heads[name])
             if layer.unit_qk_eps is not None:
                 heads[name] = rms_norm(heads[name], layer.unit_qk_eps)
             if layer.rope is not None:
@@ -342,7 +343,7 @@ class NumpyExecutor(TransferPagedExecutor):
         if layer.query_growth is not None:
             q = q * query_growth(step.batch.positions[: len(q)], layer.query_growth)[:, None, None]
         if "k" in heads:
-            v = rms_norm(heads["v"], spec.norm_eps) if layer.unit_v else heads["v"]
+            v = rms_norm(heads["v"], spec.norm_eps) if layer.unit_v else self.clipped(heads["v"])
             self.write(heads["k"], v, layer, group, slot, step.batch)
         sinks = self.weight(p + "sinks").reshape(num_kv_heads, -1, 1, 1) if spec.attn_sinks else None
         a = self.attend(q, layer, group, slot, step, sinks)
@@ -381,6 +382,11 @@ class NumpyExecutor(TransferPagedExecutor):
         """Apply the norm of queries or keys [T, heads, head_dim]: to each head, or to all heads together."""
         flat = x.reshape(len(x), -1) if self.spec.joint_qk_norm else x
         return (rms_norm(flat, self.spec.norm_eps) * self.weight(name)).reshape(x.shape)
+
+    def clipped(self, x: F32) -> F32:
+        """Return queries, keys or values within the limit, if the model has one."""
+        limit = self.spec.clip_qkv
+        return x if limit is None else np.clip(x, np.float32(-limit), np.float32(limit))
 
     def input(self, x: F32, norm: str, *, has_norm: bool) -> F32:
         """Return the input of attention or an MLP: with a norm before it if it has one, and rounded if the model rounds
@@ -431,6 +437,9 @@ class NumpyExecutor(TransferPagedExecutor):
             scores = np.einsum("tgqd,sgd->gqts", query, past_k, optimize=True) * np.float32(spec.query_scale)
             scores = cap(scores, spec.attn_softcap)
             at = batch.positions[start:end]
+            if spec.slopes:
+                slopes = np.array(spec.slopes, np.float32).reshape(heads.num_kv_heads, per_kv, 1, 1)
+                scores = scores + slopes * (np.arange(length) - at[:, None]).astype(np.float32)
             mask = visible(at, length, layer.sliding_window)
             if not spec.is_causal:
                 distance = np.abs(at[:, None] - np.arange(length))

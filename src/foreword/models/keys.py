@@ -78,8 +78,9 @@ def only_in_gguf(gguf: str, *values: object) -> Key:
 _REASONS: Mapping[str, str] = {
     "for training alone": """
         activation_dropout attention_dropout attention_probs_dropout_prob attn_pdrop aux_loss_alpha classifier_dropout
-        dropout embd_pdrop embed_dropout embedding_dropout embedding_initializer_range gradient_checkpointing
-        hidden_dropout hidden_dropout_prob init_std initializer_cutoff_factor initializer_range layerdrop
+        dropout emb_pdrop embd_pdrop embed_dropout embedding_dropout embedding_fraction embedding_initializer_range
+        gradient_checkpointing hidden_dropout hidden_dropout_prob init_device init_std initializer_cutoff_factor
+        initializer_range layerdrop
         linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min
         mamba_dt_init_floor mamba_dt_max mlp_dropout mtp_loss_scaling_factor output_dropout output_router_logits
         rescale_prenorm_residual resid_dropout resid_pdrop residual_dropout router_aux_loss_coef router_jitter_noise
@@ -89,7 +90,7 @@ _REASONS: Mapping[str, str] = {
         _attn_implementation _attn_implementation_autoset attention_softmax_in_fp32 attn_implementation
         cache_implementation chunk_size chunk_size_feed_forward deterministic_flash_attn dtype
         mamba_chunk_size mamba_ssm_cache_dtype n_ctx num_logits_to_keep pretraining_tp reference_compile
-        reorder_and_upcast_attn repad_logits_with_grad residual_in_fp32 scale_attention_softmax_in_fp32
+        reorder_and_upcast_attn repad_logits_with_grad residual_in_fp32 scale_attention_softmax_in_fp32 slow_but_exact
         torch_dtype use_associative_scan use_cache use_falcon_mambapy use_mamba_kernels use_mambapy""",
     "what another implementation returns": "output_attentions output_hidden_states return_dict use_return_dict",
     "where the file comes from": "_name_or_path name_or_path transformers_version unsloth_fixed unsloth_version",

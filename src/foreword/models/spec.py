@@ -9,12 +9,14 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     h = norm(x, attn_norm);  q, k, v = h Wq + bq, h Wk + bk, h Wv + bv       h = x unless pre_norms; biases if qkv_bias
     u = norm(x, mlp_norm)                                                    if parallel_norm
     q, k = norm(q, q_norm), norm(k, k_norm)                                   if qk_norm, per head or all: joint_qk_norm
+    q, k, v = their numbers, limited to ±clip_qkv                             if clip_qkv; norms of q, k are joint then
     q, k = unit(q), unit(k);  v = unit(v)                                     if the layer has unit_qk_eps, which is the
                                                                               eps then; if it has unit_v. per head
     q, k = rope(q) q_norm, rope(k) k_norm in place of rope(q), rope(k)        if qk_scales; for each head
     q *= 1 + growth.scale * ln(1 + ⌊(position + growth.offset) / growth.interval⌋)     if the layer has a query_growth
     a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window;
-                                                                              attn_sinks: below
+                                                                              attn_sinks: below; with slopes, a head
+                                                                              adds slope (key position − position)
     a = a sigmoid(h Wattn_gate + bg)                                          if attn_gate; bg if qkv_bias; one number
                                                                               per head if head_gates; softplus in place
                                                                               of sigmoid if softplus_gates
@@ -286,6 +288,7 @@ class DecoderSpec:
     residual stream after the layer.
     inner_norms, rounds_inputs, xielu: only with a dense MLP in every layer, the first two only with attention of heads,
     rounds_inputs only with pre_norms.
+    slopes: one per head, or none (ALiBi); models with them have no attn_softcap, sinks or other heads in some layers.
     has_logits: whether it has an output projection; classifiers have another head, see `PoolingSpec`.
     longer: the same model for requests of more than ``max_model_len`` tokens, if those use other rotary frequencies
     (longrope). An engine uses one of the two for all requests, so that cached keys stay consistent: see `for_length`.
@@ -315,6 +318,8 @@ class DecoderSpec:
     head_gates: bool = False
     softplus_gates: bool = False
     attn_sinks: bool = False
+    slopes: tuple[float, ...] = ()
+    clip_qkv: float | None = None
     mla: MlaSpec | None = None
     o_bias: bool = False
     gated_mlp: bool = True

@@ -474,6 +474,15 @@ MODELS = {
         **SIZES, **EXPERTS, num_experts=4, shared_expert_intermediate_size=20, gating="per-element", head_dim=8,
         num_attention_heads_per_layer=[2, 8, 8, 2], mlp_layer_types=["sparse", "dense", "sparse", "dense"],
     ),
+    "bloom": transformers.BloomConfig(**TOKENS, hidden_size=48, n_layer=3, n_head=6),
+    "bloom-untied": transformers.BloomConfig(
+        **TOKENS, hidden_size=32, n_layer=2, n_head=4, layer_norm_epsilon=0.1, tie_word_embeddings=False
+    ),
+    "mpt": transformers.MptConfig(**TOKENS, d_model=48, n_layers=3, n_heads=6, max_seq_len=64),
+    "mpt-limited": transformers.MptConfig(
+        **TOKENS, d_model=32, n_layers=3, n_heads=4, max_seq_len=64, layer_norm_epsilon=0.1, tie_word_embeddings=False,
+        attn_config={"clip_qkv": 0.4, "softmax_scale": 0.7},
+    ),
     "bitnet": transformers.BitNetConfig(**SIZES, rope_parameters=ROPE),
     "bitnet-tied": transformers.BitNetConfig(
         **SIZES, hidden_act="silu", tie_word_embeddings=True, rms_norm_eps=0.1, rope_parameters=LLAMA3

@@ -20,7 +20,7 @@ NAMES = (
     "gemma3n", "gemma4-plain", "gemma4-moe", "olmoe", "ernie4_5-moe", "ministral3", "qwen3-vl-moe",
     "dots1", "minimax-m2", "afmoe", "cohere", "cohere2", "olmo", "hunyuan", "hunyuan-moe",
     "gemma", "exaone4-full", "nemotron", "stablelm", "jais2", "gpt2", "gpt-neox", "starcoder", "falcon", "phi",
-    "bitnet", "apertus", "mamba2", "mamba", "jamba",
+    "bitnet", "apertus", "mamba2", "mamba", "jamba", "bloom", "mpt",
 )  # fmt: skip
 HAVE_DENSE_LAYERS = ("glm4-moe", "ernie4_5-moe")  # the file has their number
 ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}

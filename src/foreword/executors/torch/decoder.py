@@ -233,8 +233,8 @@ class AttentionWeights:
 
     index: of the keys and values that it reads, among the layers that write some. norms: of queries and keys,
     [head_dim] each, or of all heads together; None if the model has none. qk_eps: of these norms. query_scales:
-    [head_dim], factors of rotated queries, those of the keys included, or None. sinks: [heads], or None. ends: of
-    queries, keys and values in the outputs of ``inputs``.
+    [head_dim], factors of rotated queries, those of the keys included, or None. sinks, slopes: [heads], or None. ends:
+    of queries, keys and values in the outputs of ``inputs``.
     """
 
     def __init__(self, spec: DecoderSpec, index: int, load: Loader) -> None:
@@ -258,6 +258,10 @@ class AttentionWeights:
             self.norms, self.qk_eps = (ones, ones), self.layer.unit_qk_eps
         self.query_scales = load(prefix + "q_norm") * load(prefix + "k_norm") if spec.qk_scales else None
         self.sinks = load.among_heads(prefix + "sinks") if spec.attn_sinks else None
+        self.slopes: Tensor | None = None
+        if spec.slopes:
+            part = load.shards.heads.part(len(spec.slopes))
+            self.slopes = torch.tensor(spec.slopes[part.start : part.stop], device=load.device)
         self.last_input = LastInput(spec, prefix + "inner_attn_norm", load)
 
     def gated(self, a: Tensor, gate: Tensor) -> Tensor:
@@ -277,7 +281,8 @@ class PagedLayer(AttentionWeights):
         super().__init__(spec, index, load)
         window, softcap = self.layer.sliding_window, spec.attn_softcap
         window, chunk = (None, window) if self.layer.chunked else (window, None)
-        self._call = AttentionCall(self.index, spec.query_scale, window, chunk, softcap=softcap, sinks=self.sinks)
+        added = {"sinks": self.sinks, "slopes": self.slopes}
+        self._call = AttentionCall(self.index, spec.query_scale, window, chunk, softcap=softcap, **added)
         self._writes = self.layer.reads_layer is None
         self._width = self.ends[min(1, len(self.ends) - 1)]  # queries and keys in the outputs of ``inputs``
         self._heads = [self.heads.num_heads, *([self.heads.num_kv_heads] if self._writes else [])]
@@ -320,6 +325,8 @@ class PagedLayer(AttentionWeights):
             else:
                 qk = rms_norm(qk, (dim,), None, self.qk_eps)
             qk = qk * self._qk_norm
+        if (limit := spec.clip_qkv) is not None:
+            qk, v = qk.clamp(-limit, limit), v.clamp(-limit, limit)
         if rotation is not None:
             qk = rotation(qk)
         return qk[:, :num_heads], qk[:, num_heads:], v, gate

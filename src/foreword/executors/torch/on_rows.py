@@ -102,6 +102,11 @@ class DecoderOnRows:
                 f"{spec.architecture} has layers that read others' keys or whose heads differ, which steps on a device "
                 "lack; use executor='torch'"
             )
+        if spec.slopes or spec.clip_qkv is not None:
+            raise ConfigError(
+                f"{spec.architecture} has slopes of scores (ALiBi) or a limit of queries, keys and values, which steps "
+                "on a device lack; use executor='torch'"
+            )
         dtype = dtype_of(own.dtype, weights)
         load = Loader(weights, device_of(own.device), dtype, weight_format=own.weight_format)
         self.spec, self.dtype, self.device, self.num_splits = spec, load.dtype, load.device, own.num_splits

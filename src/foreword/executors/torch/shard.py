@@ -201,10 +201,11 @@ class Shards:
                 f"tensor_parallel_size={size}: {spec.architecture} norms the queries of all heads together, but a rank "
                 "has its own alone; use 1"
             )
-        if self.positions.size > 1 and spec.attn_sinks:
+        if self.positions.size > 1 and (spec.attn_sinks or spec.slopes):
+            what = "attention sinks" if spec.attn_sinks else "slopes of scores (ALiBi)"
             raise ConfigError(
-                f"context_parallel_size={self.positions.size}: {spec.architecture} has attention sinks, which ranks "
-                "cannot merge; use 1"
+                f"context_parallel_size={self.positions.size}: {spec.architecture} has {what}, which ranks cannot "
+                "merge; use 1"
             )
         layers = tuple(
             layer

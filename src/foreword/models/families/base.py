@@ -9,7 +9,7 @@ from typing import Any
 
 from foreword.errors import ModelError
 from foreword.models.config import O_BIAS, USE_ITS_CONFIG, Config
-from foreword.models.keys import Key, Keys, only, only_in_gguf
+from foreword.models.keys import WITHOUT_EFFECT, Key, Keys, only, only_in_gguf
 from foreword.models.rope import ROPE_KEYS, ROTARY_DIM, model_length, rope_parameters, rope_spec
 from foreword.models.spec import Activation, DecoderSpec, LayerSpec, MoeSpec, RopeSpec
 
@@ -407,6 +407,27 @@ def num_layers(config: Config) -> int:
     if not 0 <= of_heads < num:
         raise config.error(f"{of_heads} of {num} layers are of heads for further tokens", USE_ITS_CONFIG)
     return num - of_heads
+
+
+def part_of(config: Config, name: str, keys: Keys) -> Config:
+    """Return a part of a config that is an object of its own, with the keys that may be in it. Raise ModelError for
+    other keys with a value, unless they have no effect anywhere.
+    """
+    values = {} if config.value(name) is None else config.value(name)
+    if not isinstance(values, Mapping):
+        raise config.error(f"{name} is {values!r:.80}, not an object", USE_ITS_CONFIG)
+    part = Config(config.path, values, keys=keys, part=f"{name}: ")
+    part.check()
+    for key, value in values.items():
+        if key not in keys and key not in WITHOUT_EFFECT and value not in (None, "", False):
+            raise part.refused(key, value)
+    return part
+
+
+def limit_of(config: Config, key: str) -> float | None:
+    """Return the largest magnitude of queries, keys and values; None without one. In a GGUF file 0 says so, too."""
+    is_given = config.value(key) is not None and not (config.prefix and config.value(key) == 0)
+    return config.positive(key) if is_given else None
 
 
 def rope(config: Config, layer_type: str = "") -> RopeSpec:

@@ -129,7 +129,8 @@ def gpt_decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...]
     """Return a spec whose MLP is four times as wide as the residual stream, if the config does not say how wide."""
     inner = config.size("intermediate_size", 4 * config.size("hidden_size"))
     own |= {"layer_norm": True, "gated_mlp": False, "intermediate_size": inner}
-    return decoder(config, architecture, layers, eps="layer_norm_eps", **own)
+    act = None if "activation" in own else "hidden_act"
+    return decoder(config, architecture, layers, act, eps="layer_norm_eps", **own)
 
 
 def _learned(config: Config) -> dict[str, Any]:
@@ -141,7 +142,7 @@ def _scale(config: Config) -> dict[str, Any]:
     return {} if config.get("scale_attn_weights", bool) else {"query_scale": 1.0}
 
 
-def _of_each_head(spec: DecoderSpec) -> Mapping[str, Rows]:
+def rows_by_head(spec: DecoderSpec) -> Mapping[str, Rows]:
     """Return the rows of one tensor that has queries, keys and values of one head after the other."""
     return by_head(*((name, spec.head_dim) for name in "qkv"))
 
@@ -152,7 +153,7 @@ def _of_parts(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 
 def _bigcode_rows(spec: DecoderSpec) -> Mapping[str, Rows]:
-    return fused_rows(spec) if spec.num_kv_heads == 1 else _of_each_head(spec)
+    return fused_rows(spec) if spec.num_kv_heads == 1 else rows_by_head(spec)
 
 
 def _shifted(spec: DecoderSpec) -> Mapping[str, Rows]:
@@ -222,7 +223,7 @@ FAMILIES = {
             {"embed": "gpt_neox.embed_in", "final_norm": "gpt_neox.final_layer_norm"},
         ),
         renamed={"embed_out.": "lm_head."},
-        fused=_of_each_head,
+        fused=rows_by_head,
         gguf="gptneox",
         gguf_fused=fused_rows,
     ),
