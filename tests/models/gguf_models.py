@@ -30,7 +30,7 @@ ARCHITECTURES = {
     "glm4_moe_lite": "deepseek2",
     "bitnet": "bitnet", "apertus": "apertus",
     "exaone": "exaone", "internlm2": "internlm2", "deepseek": "deepseek", "bailing_moe": "bailingmoe",
-    "bailing_moe_v2": "bailingmoe2", "glm": "chatglm",
+    "bailing_moe_v2": "bailingmoe2", "glm": "chatglm", "laguna": "laguna", "mellum": "mellum",
     "mamba2": "mamba2", "mamba": "mamba", "falcon_mamba": "mamba", "jamba": "jamba",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "falcon": "falcon", "phi": "phi2",
     "bloom": "bloom", "mpt": "mpt",
@@ -149,6 +149,7 @@ BLOCK = {
     "attn.attention.q_proj": "attn_q", "attn.attention.k_proj": "attn_k", "attn.attention.v_proj": "attn_v",
     "attn.attention.out_proj": "attn_output", "ln_1": "attn_norm", "ln_2": "ffn_norm", "mlp.c_fc_0": "ffn_gate",
     "mlp.c_fc_1": "ffn_up", "attention.wo": "attn_output", "attention_norm": "attn_norm",
+    "self_attn.g_proj": "attn_gate",
     "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
     "attention.query_layernorm": "attn_q_norm", "attention.key_layernorm": "attn_k_norm",
     "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
@@ -370,7 +371,7 @@ def converted(config, name, value):
             part.startswith("query_key_value.") and not config.get("n_group")
         ):
             return separate(config, layer, value, by_head=part == "wqkv.weight")
-        case "mlp" if part == "gate.expert_bias":
+        case "mlp" if part in ("gate.expert_bias", "experts.e_score_correction_bias"):
             return {f"blk.{layer}.exp_probs_b.bias": value}
         case "linear_attn" if config["model_type"] == "qwen3_next":
             return delta_net(config, layer, part, value)
@@ -587,6 +588,26 @@ def gemma4(config):
     return {f"gemma4.{key}": typed for key, typed in found.items()}
 
 
+def of_kinds(config):
+    """The metadata of Laguna and Mellum 2: of windows, heads and rotations by kind of layer, and of the experts."""
+    local = config["rope_parameters"]["sliding_attention"]
+    found = {
+        "attention.sliding_window_pattern": ("[bool]", [kind == "sliding_attention" for kind in config["layer_types"]]),
+        "rope.freq_base_swa": ("f32", local["rope_theta"]),
+        "rope.dimension_count_swa": ("u32", int(config["head_dim"] * local.get("partial_rotary_factor", 1))),
+    }
+    if config["model_type"] == "laguna":
+        found |= {
+            "attention.head_count": ("[i32]", config["num_attention_heads_per_layer"]),
+            "leading_dense_block_count": ("u32", config["mlp_layer_types"].count("dense")),
+            "expert_weights_scale": ("f32", config["moe_routed_scaling_factor"]),
+            "expert_weights_norm": ("bool", True),
+            "expert_gating_func": ("u32", 2),
+            "router_logit_softcapping": ("f32", config["moe_router_logit_softcapping"]),
+        }
+    return {f"{config['model_type']}.{key}": typed for key, typed in found.items()}
+
+
 def gemma3n(config):
     """The metadata of streams, gates and inputs of layers."""
     slides = [kind == "sliding_attention" for kind in config["layer_types"]]
@@ -764,6 +785,8 @@ def metadata(config):
         found["ernie4_5-moe.expert_shared_feed_forward_length"] = ("u32", shared)
     if config["model_type"] == "gemma3n_text":
         found |= gemma3n(config)
+    if config["model_type"] in ("laguna", "mellum"):
+        found |= of_kinds(config)
     if config["model_type"] == "minimax_m2":
         found["minimax-m2.expert_feed_forward_length"] = ("u32", config["intermediate_size"])
         found["minimax-m2.expert_gating_func"] = ("u32", 2)

@@ -94,6 +94,7 @@ WITH_TRANSFORMERS_LOGITS = {
     "qwen3": ({}, {}),
     **dict.fromkeys(("gpt2", "starcoder", "starcoder-heads", "falcon", "falcon-two-norms", "falcon-grouped"), ({}, {})),
     **dict.fromkeys(("internlm2", "deepseek", "bailing"), ({}, {})),
+    "laguna": ({"laguna.rope.dimension_count": HALF}, {}),
     "exaone": gguf_models.rotary(TINY["exaone"]["config"]),
     "bailing2": ({"bailingmoe2.rope.dimension_count": HALF}, {}),
     "glm": ({"chatglm.rope.dimension_count": HALF}, {}),
@@ -137,6 +138,9 @@ LIKE_A_DIRECTORY = {
     "mpt-limited": ({"attn_config": {"alibi_bias_max": 8, "clip_qkv": 0.4}}, {}),
     "minicpm3": ({"scale_emb": 12.0, "dim_model_base": 256}, {}),
     "lfm2-moe": ({"routed_scaling_factor": 1.0}, {"lfm2moe.expert_gating_func": ("u32", 2)}),
+    "mellum": (
+        {"mlp_layer_types": ["sparse"] * 4}, {key.replace("olmo2", "mellum"): value for key, value in OLMO3.items()}
+    ),
     "qwen2-moe": ({"decoder_sparse_step": 1}, {}),
     "qwen3-moe": ({"mlp_only_layers": []}, {}),
     "qwen3-next": ({"mlp_only_layers": []}, {"qwen3next.rope.dimension_count": ("u32", 4)}),
@@ -160,7 +164,7 @@ def test_a_file_gives_the_logits_of_a_directory(tmp_path, case, executor):
     name = case.split(",")[0]
     changes, more = LIKE_A_DIRECTORY[case]
     config = {**TINY[name]["config"], **changes}
-    sparse = name.startswith("qwen") and name.endswith(("-moe", "-next"))
+    sparse = name == "mellum" or (name.startswith("qwen") and name.endswith(("-moe", "-next")))
     shapes = experts_everywhere(TINY[name], 3) if sparse else TINY[name]["shapes"]
     tensors = random_tensors(shapes)
     directory = load_model(write_model(tmp_path / "directory", config, tensors))
@@ -306,9 +310,9 @@ def test_one_file_of_a_split_model_is_refused(tmp_path):
 
 
 def test_an_unsupported_architecture_is_named(tmp_path):
-    path = gguf_writer.write(tmp_path / "m.gguf", {"general.architecture": ("str", "mamba")}, {})
+    path = gguf_writer.write(tmp_path / "m.gguf", {"general.architecture": ("str", "rwkv7")}, {})
     with pytest.raises(
-        ModelError, match=r"architecture 'mamba' is not supported\. Supported .*gemma2, gemma3, .*llama"
+        ModelError, match=r"architecture 'rwkv7' is not supported\. Supported .*gemma2, gemma3, .*llama"
     ):
         load_model(path)
 

@@ -209,6 +209,8 @@ def config_from_gguf(gguf: GGUF, keys: Keys) -> Config:
     if EXPERT_LAYERS in keys:
         routers = (name.split(".") for name in gguf.tensors if name.endswith(".ffn_gate_inp.weight"))
         values[EXPERT_LAYERS] = [int(layer) for _, layer, *_ in routers if layer.isdecimal()]
+    if "gating" in keys and (gate := gguf.tensors.get("blk.0.attn_gate.weight")) is not None:
+        values["gating"] = "per-head" if gate.shape[0] == _first(values.get("num_attention_heads")) else "per-element"
     if "attention_k_eq_v" in keys:
         layers = [name for name in gguf.tensors if name.endswith(".attn_k.weight")]
         values["attention_k_eq_v"] = any(name.replace("attn_k", "attn_v") not in gguf.tensors for name in layers)
@@ -239,6 +241,11 @@ _SCALING_NAMES = {
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
+
+
+def _first(value: object) -> object:
+    """Return the number of the first layer, where layers may have their own."""
+    return value[0] if isinstance(value, list) and value else value
 
 
 def _plain(value: object) -> object:

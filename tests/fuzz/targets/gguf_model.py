@@ -20,7 +20,8 @@ NAMES = (
     "gemma3n", "gemma4-plain", "gemma4-moe", "olmoe", "ernie4_5-moe", "ministral3", "qwen3-vl-moe",
     "dots1", "minimax-m2", "afmoe", "cohere", "cohere2", "olmo", "hunyuan", "hunyuan-moe",
     "gemma", "exaone4-full", "nemotron", "stablelm", "jais2", "gpt2", "gpt-neox", "starcoder", "falcon", "phi",
-    "bitnet", "apertus", "mamba2", "mamba", "jamba", "bloom", "mpt",
+    "bitnet", "apertus", "mamba2", "mamba", "jamba", "bloom", "mpt", "exaone", "internlm2", "deepseek", "bailing",
+    "bailing2", "glm", "laguna", "mellum",
 )  # fmt: skip
 HAVE_DENSE_LAYERS = ("glm4-moe", "ernie4_5-moe")  # the file has their number
 ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
@@ -35,7 +36,7 @@ def valid():
 def parts(name):
     """The configuration, the shapes of the tensors, and further metadata of the file of a tiny model."""
     tiny = TINY[name]
-    is_sparse = name.endswith(("-moe", "-next")) and name not in HAVE_DENSE_LAYERS
+    is_sparse = name.endswith(("-moe", "-next", "mellum")) and name not in HAVE_DENSE_LAYERS
     rotated = {"qwen3next.rope.dimension_count": ("u32", 4)} if name == "qwen3-next" else {}
     return {**tiny["config"], **ALL_SPARSE}, experts_everywhere(tiny, 3) if is_sparse else tiny["shapes"], rotated
 

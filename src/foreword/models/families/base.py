@@ -456,6 +456,14 @@ def layers_of(config: Config, kind: str, rule: Callable[[int], bool]) -> list[bo
     return [one == kind for one in types]
 
 
+def sliding_flags(config: Config, key: str, count: int) -> Sequence[bool]:
+    """Return whether each layer slides, as a GGUF file lists it; empty if it does not."""
+    listed = config.sequence(key)
+    if listed and (len(listed) != count or not all(isinstance(slide, bool) for slide in listed)):
+        raise config.error(f"{config.label(key)} {listed!r:.80} is not {count} flags", USE_ITS_CONFIG)
+    return listed
+
+
 def windows(config: Config, sliding: Callable[[int], bool], *, is_optional: bool = True) -> tuple[int | None, ...]:
     """Return the sliding window of each layer (None: full). ``sliding`` is the rule where the config has no types.
     is_optional: without a window all layers are full; otherwise the model is refused then.

@@ -16,6 +16,7 @@ from foreword.models.families.base import (
     decoder,
     num_layers,
     rope,
+    sliding_flags,
     windows,
 )
 from foreword.models.families.gemma import cap
@@ -25,7 +26,6 @@ from foreword.models.families.gemma4 import (
     per_layer_inputs,
     read_layers,
     sizes_of_layers,
-    sliding_flags,
 )
 from foreword.models.keys import Key, only, table
 from foreword.models.spec import DecoderSpec, LayerSpec, StreamsSpec

@@ -17,6 +17,7 @@ from foreword.models.families.base import (
     decoder,
     head_dim,
     num_layers,
+    sliding_flags,
     windows,
 )
 from foreword.models.families.gemma import cap
@@ -69,14 +70,6 @@ def gemma4(config: Config) -> DecoderSpec:
         layer_scales=True,
         final_softcap=cap(config, "final_logit_softcapping"),
     )
-
-
-def sliding_flags(config: Config, key: str, count: int) -> Sequence[bool]:
-    """Return whether each layer slides, as a GGUF file lists it; empty if it does not."""
-    listed = config.sequence(key)
-    if listed and (len(listed) != count or not all(isinstance(slide, bool) for slide in listed)):
-        raise config.error(f"{config.label(key)} {listed!r:.80} is not {count} flags", USE_ITS_CONFIG)
-    return listed
 
 
 def sizes_of_layers(config: Config, key: str, count: int) -> list[int]:

@@ -28,13 +28,14 @@ from foreword.models.families.base import (
     kv_heads,
     num_layers,
     rope,
+    sliding_flags,
     sparse_layers,
     windows,
 )
 from foreword.models.families.deepseek import ROUTED_NAMES, routed_experts, routed_keys, sparse_flags
 from foreword.models.families.olmo import hybrid_layers
 from foreword.models.keys import Key, only, only_in_gguf, table
-from foreword.models.rope import PARTIAL_ROTARY, check_bases
+from foreword.models.rope import PARTIAL_ROTARY, ROTARY_DIM, check_bases
 from foreword.models.spec import DecoderSpec, HeadShape, LayerSpec, MoeSpec
 
 
@@ -95,18 +96,29 @@ def mellum(config: Config) -> DecoderSpec:
     config, moe = _with_ropes(config, _MELLUM_ROPE), experts(config)
     layers = (
         replace(layer, moe=moe if has else None)
-        for layer, has in zip(_by_kind(config), sparse_flags(config, 0), strict=True)
+        for layer, has in zip(_by_kind(config, -1), sparse_flags(config, 0), strict=True)
     )
     return decoder(config, "mellum", tuple(layers), qk_norm=True)
 
 
 def _with_ropes(config: Config, ropes: Mapping[str, Mapping[str, Any]]) -> Config:
-    """Return the config with these rotary parameters of the kinds of layers if it has none."""
+    """Return the config with these rotary parameters of the kinds of layers if it has none. Raise ModelError for those
+    of all layers, which the references do not read.
+    """
+    if config.prefix:
+        return config
+    for key, usual in (("rope_theta", 10000.0), ("rope_scaling", None)):
+        if config.value(key) not in (usual, None):
+            raise config.refused(key, config.value(key))
     return config if config.value("rope_parameters") is not None else config.with_values({"rope_parameters": ropes})
 
 
-def _by_kind(config: Config) -> list[LayerSpec]:
-    """Return layers with full attention, or a window where ``layer_types`` says so, each kind with its rotation."""
+def _by_kind(config: Config, rest: int) -> list[LayerSpec]:
+    """Return layers with full attention, or a window where ``layer_types`` says so, each kind with its rotation. rest:
+    of every few layers of a GGUF file that does not list them, the number of the one with full attention.
+    """
+    if config.prefix:
+        return _by_kind_in_gguf(config, rest)
     spans = windows(config, lambda i: False)
     kinds = ["sliding_attention" if span else "full_attention" for span in spans]
     check_bases(config, {*kinds})
@@ -114,12 +126,35 @@ def _by_kind(config: Config) -> list[LayerSpec]:
     return [LayerSpec(ropes[kind], span) for kind, span in zip(kinds, spans, strict=True)]
 
 
+def _by_kind_in_gguf(config: Config, rest: int) -> list[LayerSpec]:
+    """See `_by_kind`. Layers with a window rotate whole heads, without a scaling."""
+    if isinstance(config.value(_SLIDES), list):
+        flags = sliding_flags(config, _SLIDES, num_layers(config))
+        spans = windows(config, lambda i: flags[i])
+    else:
+        every = config.size(_SLIDES, 4)
+        spans = windows(config, lambda i: i % every != rest % every)
+    unscaled = {
+        "rope_scaling": None,
+        "rope_theta": config.positive(_LOCAL_THETA, config.positive("rope_theta")),
+        ROTARY_DIM: config.size(_LOCAL_DIM, head_dim(config)),
+    }
+    full, local = rope(config), rope(config.with_values(unscaled))
+    return [LayerSpec(local if span else full, span) for span in spans]
+
+
 def laguna(config: Config) -> DecoderSpec:
     """Return the spec of Laguna: layers may differ in the number of heads of their queries. The gate of the outputs of
     attention is a softplus, one number per head or per output.
     """
-    if config.value("partial_rotary_factor") != 1.0:
+    if not config.prefix and config.value("partial_rotary_factor") != 1.0:
         raise config.refused("partial_rotary_factor", config.value("partial_rotary_factor"))
+    count, key = num_layers(config), "num_attention_heads" if config.prefix else _HEADS
+    listed = isinstance(config.value(key), list)
+    heads = config.sequence(key) if listed else [config.size("num_attention_heads")] * count
+    if len(heads) != count or not all(type(one) is int and 0 < one <= 1 << 16 for one in heads):
+        raise config.error(f"{config.label(key)} {heads!r:.80} is not {count} numbers of heads", USE_ITS_CONFIG)
+    config = config.with_values({"num_attention_heads": heads[0]}) if config.prefix else config
     config, cap = _with_ropes(config, _LAGUNA_ROPE), config.get("moe_router_logit_softcapping", float)
     moe = replace(
         experts(config, shared=True),
@@ -129,15 +164,13 @@ def laguna(config: Config) -> DecoderSpec:
         scale=config.positive("moe_routed_scaling_factor"),
         softcap=cap if cap > 0 else None,
     )
-    count = num_layers(config)
-    heads = config.sequence(_HEADS) or [config.size("num_attention_heads")] * count
-    if len(heads) != count or not all(type(one) is int and 0 < one <= 1 << 16 for one in heads):
-        raise config.error(f"{_HEADS} {heads!r:.80} is not {count} numbers of heads", USE_ITS_CONFIG)
     first = HeadShape(kv_heads(config, heads[0]), head_dim(config), heads[0])
     shapes = [first._replace(num_heads=one) for one in heads]
     layers = (
         replace(layer, moe=moe if has else None, heads=None if shape == first else shape)
-        for layer, has, shape in zip(_by_kind(config), sparse_flags(config, 1), shapes, strict=True)
+        for layer, has, shape in zip(
+            _by_kind(config, 0), sparse_flags(config, config.get(_DENSE, int, 1)), shapes, strict=True
+        )
     )
     gates: dict[str, Any] = {"attn_gate": True, "softplus_gates": True}
     is_of_head = config.value("gating") in (True, "per-head")
@@ -177,6 +210,16 @@ _LAGUNA_ROPE = {
     "full_attention": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
 }
 _HEADS = "num_attention_heads_per_layer"
+_SLIDES, _LOCAL_THETA = "*.attention.sliding_window_pattern", "*.rope.freq_base_swa"
+_LOCAL_DIM, _DENSE = "*.rope.dimension_count_swa", "*.leading_dense_block_count"
+_OF_KINDS = (
+    Key("rope_theta", 10000.0, gguf="rope.freq_base", gguf_default=10000.0),
+    Key("rope_scaling"),
+    Key(_SLIDES, gguf=_SLIDES.removeprefix("*."), kind=object),
+    Key(_LOCAL_THETA, gguf=_LOCAL_THETA.removeprefix("*."), kind=float),
+    Key(_LOCAL_DIM, gguf=_LOCAL_DIM.removeprefix("*."), kind=int),
+)
+"""Keys of the rotations of kinds of layers: see `_by_kind`."""
 _PATTERN = "attention.sliding_window_pattern"
 _LAYER, _MLP = "model.layers.{i}.", "model.layers.{i}.mlp."
 FAMILIES = {
@@ -288,8 +331,7 @@ FAMILIES = {
         "Mellum 2",
         mellum,
         table(
-            (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *WINDOWS, *EXPERTS, Key("mlp_layer_types")),
-            [only("rope_theta", 10000.0), only("rope_scaling", None)],
+            (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *WINDOWS, *EXPERTS, Key("mlp_layer_types"), *_OF_KINDS),
             [Key(name, kind=int) for name in ("num_mtp_layers", "num_nextn_predict_layers")],
             num_key_value_heads=4,
             head_dim=128,
@@ -299,15 +341,21 @@ FAMILIES = {
             moe_intermediate_size=896,
         ),
         unused=("score.", "mtp."),
+        gguf="mellum",
     ),
     "laguna": Family(
         "Laguna",
         laguna,
         table(
             (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *WINDOWS, *NORMED_EXPERTS, SHARED_EXPERT),
-            [only("rope_scaling", None), only("rope_theta", 10000.0), PARTIAL_ROTARY],
+            (*_OF_KINDS, PARTIAL_ROTARY, Key(_DENSE, gguf=_DENSE.removeprefix("*."), kind=int)),
             [Key("gating", True, (True, "per-head", "per-element")), Key(_HEADS), Key("mlp_layer_types")],
-            [Key("moe_routed_scaling_factor", 1.0), Key("moe_router_logit_softcapping", 0.0)],
+            [
+                Key("num_attention_heads", gguf="attention.head_count", kind=object),
+                only_in_gguf("expert_gating_func", 2, 0),
+            ],
+            [Key("moe_routed_scaling_factor", 1.0, gguf="expert_weights_scale", gguf_default=1.0)],
+            [Key("moe_router_logit_softcapping", 0.0, gguf="router_logit_softcapping", gguf_default=0.0)],
             [only("moe_apply_router_weight_on_input", False)],
             num_key_value_heads=8,
             head_dim=128,
@@ -322,6 +370,8 @@ FAMILIES = {
             "router_bias": _MLP + "experts.e_score_correction_bias",
         },
         constants={"attn_gate_bias": 0.0},
+        gguf="laguna",
+        gguf_names={"attn_gate": "blk.{i}.attn_gate.weight"},
         renamed={
             ".mlp.gate.e_score_correction_bias": ".mlp.experts.e_score_correction_bias",
             ".mlp.shared_experts.": ".mlp.shared_expert.",
