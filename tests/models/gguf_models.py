@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "bitnet": "bitnet", "apertus": "apertus",
     "exaone": "exaone", "internlm2": "internlm2", "deepseek": "deepseek", "bailing_moe": "bailingmoe",
     "bailing_moe_v2": "bailingmoe2", "glm": "chatglm", "laguna": "laguna", "mellum": "mellum",
+    "cohere2_moe": "cohere2moe",
     "mamba2": "mamba2", "mamba": "mamba", "falcon_mamba": "mamba", "jamba": "jamba",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "falcon": "falcon", "phi": "phi2",
     "bloom": "bloom", "mpt": "mpt",
@@ -797,7 +798,19 @@ def metadata(config):
             "afmoe.expert_weights_norm": ("bool", True),
             "afmoe.expert_weights_scale": ("f32", config["route_scale"]),
         }
-    if config["model_type"] in ("cohere", "cohere2"):
+    if config["model_type"] == "cohere2_moe":
+        inner, shared = config["intermediate_size"], config["num_shared_experts"]
+        found |= {
+            "cohere2moe.feed_forward_length": ("u32", config.get("prefix_dense_intermediate_size") or inner),
+            "cohere2moe.expert_feed_forward_length": ("u32", inner),
+            "cohere2moe.expert_shared_count": ("u32", shared),
+            "cohere2moe.expert_shared_feed_forward_length": ("u32", shared * inner),
+            "cohere2moe.leading_dense_block_count": ("u32", config["mlp_layer_types"].count("dense")),
+            "cohere2moe.expert_gating_func": ("u32", 1),
+            "cohere2moe.expert_weights_norm": ("bool", True),
+            "cohere2moe.attention.sliding_window_pattern": ("[bool]", [kind == "sliding_attention" for kind in types]),
+        }
+    if config["model_type"] in ("cohere", "cohere2", "cohere2_moe"):
         found |= {
             f"{architecture}.attention.layer_norm_epsilon": ("f32", config["layer_norm_eps"]),
             f"{architecture}.logit_scale": ("f32", config["logit_scale"]),

@@ -94,6 +94,7 @@ WITH_TRANSFORMERS_LOGITS = {
     "qwen3": ({}, {}),
     **dict.fromkeys(("gpt2", "starcoder", "starcoder-heads", "falcon", "falcon-two-norms", "falcon-grouped"), ({}, {})),
     **dict.fromkeys(("internlm2", "deepseek", "bailing"), ({}, {})),
+    "cohere2-moe": ({}, {}),
     "laguna": ({"laguna.rope.dimension_count": HALF}, {}),
     "exaone": gguf_models.rotary(TINY["exaone"]["config"]),
     "bailing2": ({"bailingmoe2.rope.dimension_count": HALF}, {}),

@@ -14,12 +14,14 @@ from foreword.models.families.base import (
     EXPERTS,
     HIDDEN_ACT,
     LAYER_NORMED,
+    NEXT_TOKEN_HEADS,
     WINDOWS,
     Family,
     decoder,
     experts,
     num_layers,
     rope,
+    sliding_flags,
     windows,
 )
 from foreword.models.families.deepseek import ROUTED_NAMES, sparse_flags
@@ -42,13 +44,20 @@ def cohere2_moe(config: Config) -> DecoderSpec:
     """Return a spec of experts beside attention. The first layers may be dense, with a window and a rotation as
     ``prefix_dense_sliding_window_pattern`` says.
     """
+    if not config.prefix and config.value("rope_scaling") is not None:
+        raise config.refused("rope_scaling", config.value("rope_scaling"))
     dense = config.count("first_k_dense_replace")
-    sparse = sparse_flags(config, dense)
+    sparse, flags = sparse_flags(config, dense), sliding_flags(config, _SLIDES, num_layers(config))
     first, every = config.size("prefix_dense_sliding_window_pattern"), config.size("sliding_window_pattern")
-    spans = windows(
-        config, lambda i: (i + 1) % first != 0 if i < dense else (i - dense + 1) % every != 0, is_optional=False
-    )
-    rotary, moe, is_average = rope(config), _experts(config), config.value(_STRATEGY) == "average"
+
+    def slides(i: int) -> bool:
+        if flags:
+            return flags[i]
+        return (i + 1) % first != 0 if i < dense else (i - dense + 1) % every != 0
+
+    spans = windows(config, slides, is_optional=False)
+    is_average = config.value(_STRATEGY) == "average" or bool(config.prefix)
+    rotary, moe = rope(config), _experts(config)
     inner = config.value("prefix_dense_intermediate_size")
     inner = config.size("intermediate_size" if inner is None else "prefix_dense_intermediate_size")
     halves = moe.shared_intermediate_size > 0 and is_average
@@ -96,13 +105,15 @@ def _rotation(config: Config, kind: str) -> RopeSpec | None:
 
 def _experts(config: Config) -> MoeSpec:
     """Return the experts, and the shared ones as one. A softmax is of the chosen experts alone."""
-    inner, is_softmax = config.size("intermediate_size"), config.value(_SELECTION) == "softmax"
+    is_softmax = config.get(_GATING, int, 2) == 1 if config.prefix else config.value(_SELECTION) == "softmax"
+    inner = config.size("moe_intermediate_size" if config.prefix else "intermediate_size")
+    shared = config.count("num_shared_experts")
     return replace(
         experts(config),
         intermediate_size=inner,
         norm_topk=is_softmax or config.get("norm_topk_prob", bool),
         scoring="softmax" if is_softmax else "sigmoid",
-        shared_intermediate_size=config.count("num_shared_experts") * inner,
+        shared_intermediate_size=shared and config.size(_SHARED, shared * inner),
         shared_gate=False,
     )
 
@@ -122,6 +133,8 @@ _COMMON = (
 _NO_BIASES = {"attn_norm_bias": 0.0, "final_norm_bias": 0.0}
 _PATTERN, _RMS = "sliding_window_pattern", "rms_norm_eps"
 _STRATEGY, _SELECTION = "shared_expert_combination_strategy", "expert_selection_fn"
+_SLIDES, _GATING = "*.attention.sliding_window_pattern", "*.expert_gating_func"
+_SHARED = "*.expert_shared_feed_forward_length"
 FAMILIES = {
     "cohere": Family(
         "Command R, Aya",
@@ -151,8 +164,12 @@ FAMILIES = {
         cohere2_moe,
         table(
             *(_COMMON, WINDOWS, EXPERTS, [Key(_PATTERN, 4), Key("prefix_dense_sliding_window_pattern", 1)]),
-            [Key("prefix_dense_intermediate_size", kind=int), Key("mlp_layer_types"), Key(_RMS, kind=float)],
-            [Key("first_k_dense_replace", 0), Key("num_shared_experts", 0), only("rope_scaling", None)],
+            [Key("prefix_dense_intermediate_size", kind=int), Key("mlp_layer_types")],
+            [Key(_RMS, gguf="attention.layer_norm_rms_epsilon", kind=float), Key(_SLIDES, gguf=_SLIDES[2:], kind=list)],
+            [Key("first_k_dense_replace", 0, gguf="leading_dense_block_count", gguf_default=0)],
+            [Key("num_shared_experts", 0, gguf="expert_shared_count", gguf_default=0)],
+            [Key(_GATING, gguf=_GATING[2:], kind=int), Key(_SHARED, gguf=_SHARED[2:], kind=int)],
+            [only_in_gguf("rope.freq_base_swa", None), *NEXT_TOKEN_HEADS],
             [Key(_STRATEGY, "average", ("average", "sum")), Key(_SELECTION, "softmax", ("softmax", "sigmoid"))],
             tie_word_embeddings=True,
             sliding_window=4096,
@@ -162,6 +179,8 @@ FAMILIES = {
         names=ROUTED_NAMES,
         constants=_NO_BIASES,
         interleaved=True,
+        gguf="cohere2moe",
+        gguf_interleaved=True,
     ),
     "cohere_compass_text": Family(
         "North Micro",
