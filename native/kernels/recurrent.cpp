@@ -168,12 +168,15 @@ struct Columns {
   }
 };
 
-// ln(1 + e^x) = max(x, 0) + 2 atanh(u / (2 + u)), with u = e^−|x|; the series of atanh to 2e-8. NaN remains.
-FW_INLINE F32 softplus(F32 x) {
-  const F32 u = exp_f32(sub(set1(0.f), abs_f32(x))), s = div(u, add(set1(2.f), u)), square = mul(s, s);
-  F32 p = set1(1.f / 13.f);
-  FW_UNROLL for (int i = 11; i > 0; i -= 2) p = fma(p, square, set1(1.f / float(i)));
-  return fma(add(s, s), p, max_f32(set1(0.f), x));
+// ln(1 + e^x) = max(x, 0) + ln(1 + u), with u = e^−|x| and the minimax polynomial of ln(1 + u) / u, to 3e-8. NaN
+// remains.
+FW_INLINE F32 softplus_f32(F32 x) {
+  constexpr float kTerms[] = {5.232642870e-3f, -2.950497530e-2f, 7.822541147e-2f,  -1.366318911e-1f, 1.910597384e-1f,
+                              -2.484297156e-1f, 3.331909478e-1f, -4.999949336e-1f, 9.999999404e-1f};
+  const F32 u = exp_f32(sub(set1(0.f), abs_f32(x)));
+  F32 p = set1(kTerms[0]);
+  FW_UNROLL for (int i = 1; i < 9; ++i) p = fma(p, u, set1(kTerms[i]));
+  return fma(p, u, max_f32(set1(0.f), x));
 }
 
 // A vector of channels of mamba1, for the tokens [t, t + T): a number of the state is in a register meanwhile.
@@ -183,21 +186,22 @@ FW_INLINE void scan_channels(const SelectiveScan &s, int t, int channel, const f
   constexpr float kLog2E = 1.44269504088896341f;
   F32 exponent[T], added[T], out[T];
   FW_UNROLL for (int j = 0; j < T; ++j) {
-    const F32 dt = softplus(add(load(s.step + size_t(t + j) * s.step_stride + channel), load(s.step_bias + channel)));
+    const F32 step = load(s.step + size_t(t + j) * s.step_stride + channel);
+    const F32 dt = softplus_f32(add(step, load(s.step_bias + channel)));
     exponent[j] = mul(dt, set1(-kLog2E));
     added[j] = mul(dt, load(s.x + size_t(t + j) * s.stride + channel));
     out[j] = set1(0.f);
   }
   const float *k = s.k + size_t(t) * s.key_stride, *q = s.q + size_t(t) * s.key_stride;
   for (int i = 0; i < s.key_dim; ++i) {
-    const F32 rates = load(rate + i * kGroup);
-    F32 value = load(before + i * kGroup);
+    const F32 rates = load(rate + i * kChannelGroup);
+    F32 value = load(before + i * kChannelGroup);
     FW_UNROLL for (int j = 0; j < T; ++j) {
-      const F32 decayed = mul(exp2_f32(mul(rates, exponent[j])), value);
+      const F32 decayed = mul(decay_f32(mul(rates, exponent[j])), value);
       value = fma(set1(k[size_t(j) * s.key_stride + size_t(i)]), added[j], decayed);
       out[j] = fma(set1(q[size_t(j) * s.key_stride + size_t(i)]), value, out[j]);
     }
-    store(state + i * kGroup, value);
+    store(state + i * kChannelGroup, value);
   }
   FW_UNROLL for (int j = 0; j < T; ++j) {
     const F32 z = load(s.gate + size_t(t + j) * s.stride + channel);
@@ -259,10 +263,11 @@ void scan_state(const StateScan &s) {
 
 // A few groups at a time, whose states stay in the cache over all tokens, while rows are read in longer pieces.
 void scan_selective(const SelectiveScan &s) {
-  constexpr int kChannels = 8 * kGroup;
+  constexpr int kChannels = 8 * kChannelGroup;
   auto run = [&](int t, int first, const float *before, auto tokens) FW_LAMBDA {
     for (int channel = first; channel < smaller(first + kChannels, s.end); channel += kLanes) {
-      const size_t at = size_t(channel / kGroup * kGroup) * size_t(s.key_dim) + size_t(channel % kGroup);
+      const int lane = channel % kChannelGroup;
+      const size_t at = size_t(channel - lane) * size_t(s.key_dim) + size_t(lane);
       scan_channels<tokens>(s, t, channel, before + at, s.state + at, s.rate + at);
     }
   };

@@ -11,7 +11,7 @@ namespace foreword::kernels {
 enum class RecurrentKind : int { mamba2, gated_delta, short_conv, mamba1 };
 
 constexpr size_t kScaleFloats = 16;  // the scale of a head's state, and unused floats
-constexpr int kGroup = 16;           // adjacent channels of mamba1, whose states are beside each other
+constexpr int kChannelGroup = 16;    // adjacent channels of mamba1, whose states are beside each other
 
 // The sizes of the recurrent layers of a model; num_heads = 0: it has none.
 //
@@ -20,7 +20,7 @@ constexpr int kGroup = 16;           // adjacent channels of mamba1, whose state
 //   a state                S [num_heads][head_floats()], then the last conv_kernel − 1 rows of channels; of a head,
 //                          S = c X: first c, from kScaleFloats on the columns of kScanVectors vectors of X
 //                          [key_dim][columns], one after the other, then of the rest those of each vector. Of mamba1,
-//                          from kScaleFloats on, S [channels / kGroup][key_dim][kGroup]
+//                          from kScaleFloats on, S [channels / kChannelGroup][key_dim][kChannelGroup]
 // rank: the outputs of the first product of time steps of mamba1.
 struct RecurrentConfig {
   RecurrentKind kind;
@@ -66,11 +66,12 @@ struct StateScan {
   size_t stride, scalar_stride, out_stride;
 };
 
-// The recurrence of consecutive tokens of one request in the channels [begin, end), whole groups of kGroup, with the
-// gate: out = (Sᵀ q + skip x) silu(gate), and dt = softplus(step + step_bias). All arrays are addressed from channel 0.
+// The recurrence of consecutive tokens of one request in the channels [begin, end), whole groups of kChannelGroup, with
+// the gate: out = (Sᵀ q + skip x) silu(gate), and dt = softplus(step + step_bias). Arrays are addressed from channel 0.
 struct SelectiveScan {
   int num_tokens, key_dim, begin, end;
-  const float *before, *rate;  // S and exp(a_log), [channels / kGroup][key_dim][kGroup]; before the first token
+  const float *rate;           // exp(a_log), [channels / kChannelGroup][key_dim][kChannelGroup]
+  const float *before;         // S before the first token, in the same order
   float *state;                // S after the last one; may be `before`
   const float *step_bias, *skip;
   const float *x, *gate;       // from the first token on; rows `stride` apart

@@ -50,12 +50,13 @@ def test_chunks_of_any_size_give_the_logits_of_the_loop_over_tokens(kind, name, 
         assert relative_error(logits, WANT[name][end - 1]) < fp32_error(SPECS[name])
 
 
-@pytest.mark.parametrize("name", ["mamba2", "gated_delta"])
+@pytest.mark.parametrize("name", ["mamba2", "gated_delta", "mamba1"])
 def test_heads_that_forget_nothing_or_all_at_once_are_those_of_the_loop_with_equal_bits_in_any_chunks(name):
     """The native executor multiplies a state by its decays only when their product is small."""
     spec, weights = SPECS[name], dict(WEIGHTS[name])
     for key in [key for key in weights if key.endswith("a_log")]:
-        weights[key] = float_tensor(np.linspace(-9, 6, *weights[key].shape, dtype=np.float32))
+        size = weights[key].dequantize().size
+        weights[key] = float_tensor(np.linspace(-9, 6, size, dtype=np.float32).reshape(weights[key].shape))
     want, found = Reference(spec, weights).logits(TOKENS), {}
     for chunks in ([90], [1] * 90, [2, 1, 3, 1, 1, 40, 1, 41]):
         run = Driver(spec, weights, num_blocks=NUM_BLOCKS, executor=executor_of("native", spec, weights))

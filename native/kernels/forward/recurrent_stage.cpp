@@ -243,8 +243,8 @@ void RecurrentStage::scan(int thread, const Layer &layer) {
 void RecurrentStage::scan_selective(int thread, const Layer &layer) {
   const ForwardInput &in = ctx_.input;
   const Recurrent &r = *layer.recurrent;
-  const Share share = share_of(config_.padded_value_dim() / kGroup, thread, ctx_.pool.size());
-  const int begin = share.begin * kGroup, end = share.end * kGroup;
+  const Share share = share_of(config_.padded_value_dim() / kChannelGroup, thread, ctx_.pool.size());
+  const int begin = share.begin * kChannelGroup, end = share.end * kChannelGroup;
   const size_t first = kScaleFloats + size_t(begin) * size_t(config_.key_dim);
   for (int b = 0; b < in.num_reqs; ++b) {
     for (int index = 0; index < num_runs(b); ++index) {
@@ -257,8 +257,8 @@ void RecurrentStage::scan_selective(int thread, const Layer &layer) {
                                .key_dim = config_.key_dim,
                                .begin = begin,
                                .end = end,
-                               .before = run.before + kScaleFloats,
                                .rate = r.rate,
+                               .before = run.before + kScaleFloats,
                                .state = run.after + kScaleFloats,
                                .step_bias = r.dt_bias,
                                .skip = r.skip,

@@ -221,6 +221,16 @@ FW_INLINE F32 exp2_f32(F32 x) {
   return times_pow2(exp2_fraction<Degree>(sub(x, from_bits(n))), n);
 }
 
+// 2^x for finite x <= 0. With AVX-512 the result may be a denormal or 0, which takes fewer instructions.
+FW_INLINE F32 decay_f32(F32 x) {
+#if defined(FOREWORD_SIMD_AVX512)
+  const F32 n = round_f32(x);
+  return _mm512_scalef_ps(exp2_fraction<5>(sub(x, n)), n);
+#else
+  return exp2_f32(x);
+#endif
+}
+
 // e^x. Below -87 it gives e^-87, above 88 e^88.
 FW_INLINE F32 exp_f32(F32 x) {
   x = min_f32(max_f32(x, set1(-87.f)), set1(88.f));

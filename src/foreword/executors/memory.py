@@ -29,7 +29,8 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
 
     Per token: four vectors of hidden_size (the residual, a branch, the input of a product, an output); queries, keys
     and values before and after rotation, outputs of attention and their copy for the next product; of each expert of
-    the token, or of the one MLP, two vectors of its intermediate_size; of a recurrent layer, four of its channels.
+    the token, or of the one MLP, two vectors of its intermediate_size; of a recurrent layer, four of its channels, of
+    mamba1 six.
     With latent attention (`MlaSpec`) each head has its query, the latent query, which its output replaces, and two of
     its values.
     Inputs that layers have of their own are there for all layers at once. Streams are vectors of hidden_size, and so
@@ -41,7 +42,8 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
         attention = spec.num_heads * of_head + 2 * (mla.q_rank + spec.head_dim)
     widest = attention + 2 * spec.intermediate_size
     for layer in spec.layers:
-        channels = 0 if layer.recurrent is None else 4 * sum(size for _, size in layer.recurrent.parts)
+        own = layer.recurrent
+        channels = 0 if own is None else (6 if own.kind == "mamba1" else 4) * own.num_channels
         mlp = 2 * spec.intermediate_size
         if layer.moe is not None:
             of_expert = 2 * (layer.moe.intermediate_size + spec.hidden_size)

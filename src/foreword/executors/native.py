@@ -673,8 +673,8 @@ def _recurrent_sizes(spec: DecoderSpec) -> dict[str, int]:
 
 
 def _by_group(rates: F32) -> F32:
-    """Return flat rates [channels, key_dim] as [groups][key_dim][_GROUP]."""
-    padded = np.pad(rates, ((0, -len(rates) % _GROUP), (0, 0)))
+    """Return flat rates [channels, key_dim] as [groups][key_dim][_GROUP], below infinity also times steps."""
+    padded = np.pad(np.minimum(rates, np.float32(2.0**64)), ((0, -len(rates) % _GROUP), (0, 0)))
     return np.ascontiguousarray(padded.reshape(-1, _GROUP, rates.shape[1]).swapaxes(1, 2)).ravel()
 
 

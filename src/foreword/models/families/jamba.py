@@ -17,15 +17,16 @@ def jamba(config: Config) -> DecoderSpec:
     """Return a spec. A period and an offset say which layers have attention, and another pair which ones have experts.
     GGUF files have the number of key/value heads of each layer, and a router in each layer with experts.
     """
-    count, heads = num_layers(config), config.value("num_key_value_heads")
-    attends = [n != 0 for n in heads] if isinstance(heads, list) else _every(config, "attn", count)
-    is_sparse = _every(config, "expert", count)
+    count, moe = num_layers(config), _experts(config)
     if config.prefix:
-        is_sparse = [i in config.indices(EXPERT_LAYERS, count) for i in range(count)]
-    moe = _experts(config)
-    layers = mixed_layers(
-        config, attends, None if all(attends) else mamba1(config, config.positive("rms_norm_eps")), None
-    )
+        heads, sparse = config.value("num_key_value_heads"), config.indices(EXPERT_LAYERS, count)
+        attends = [n != 0 for n in heads] if isinstance(heads, list) else [True] * count
+        is_sparse = [i in sparse for i in range(count)]
+    else:
+        config.optional("num_key_value_heads", int)  # no list
+        attends, is_sparse = (_every(config, part, count) for part in ("attn", "expert"))
+    recurrent = None if all(attends) else mamba1(config, config.positive("rms_norm_eps"))
+    layers = mixed_layers(config, attends, recurrent, None)
     if moe is not None:
         layers = tuple(replace(layer, moe=moe if has else None) for layer, has in zip(layers, is_sparse, strict=True))
     return decoder(config, "jamba", layers, max_model_len=config.size("max_position_embeddings"))

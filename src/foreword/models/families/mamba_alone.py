@@ -20,8 +20,8 @@ def mamba2_alone(config: Config) -> DecoderSpec:
 
 
 def mamba(config: Config) -> DecoderSpec:
-    """Return the spec of Mamba, or of a GGUF file of Falcon Mamba, whose inner norms have the eps of the other norms,
-    as in llama.cpp.
+    """Return the spec of Mamba, or of a GGUF file of Falcon Mamba. As in llama.cpp, the inner norms of such a file have
+    the eps of the other norms.
     """
     has_norms = config.get(_NORMS, bool, False)
     return _states(config, "mamba", mamba1(config, config.positive("rms_norm_eps") if has_norms else None))
