@@ -34,7 +34,7 @@ ARCHITECTURES = {
     "cohere2_moe": "cohere2moe",
     "mamba2": "mamba2", "mamba": "mamba", "falcon_mamba": "mamba", "jamba": "jamba",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "falcon": "falcon", "phi": "phi2",
-    "bloom": "bloom", "mpt": "mpt",
+    "bloom": "bloom", "mpt": "mpt", "dbrx": "dbrx",
 }  # fmt: skip
 # Models of the same model_type: with experts, for embeddings.
 MORE_ARCHITECTURES = {"nemotron_h_moe", "gemma-embedding"}
@@ -172,12 +172,13 @@ OWN_BLOCK = {
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
 
-GPT = {"gptneox", "gpt2", "starcoder", "falcon", "bloom", "mpt"}
+GPT = {"gptneox", "gpt2", "starcoder", "falcon", "bloom", "mpt", "dbrx"}
 GPT_WHOLE = {"embed_out": "output", "gpt_neox.embed_in": "token_embd", "lm_head": "output",
              "gpt_neox.final_layer_norm": "output_norm",
              "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
              "transformer.word_embeddings": "token_embd", "transformer.word_embeddings_layernorm": "token_embd_norm",
              "transformer.norm_f": "output_norm"}  # fmt: skip
+DBRX_EXPERTS = {"w1": "gate", "v1": "up", "w2": "down"}
 GPT_BLOCK = {
     "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
     "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "input_layernorm": "attn_norm",
@@ -186,6 +187,9 @@ GPT_BLOCK = {
     "mlp.dense_4h_to_h": "ffn_down", "attention.query_key_value": "attn_qkv",
     "self_attention.query_key_value": "attn_qkv", "norm_1": "attn_norm", "norm_2": "ffn_norm",
     "attn.Wqkv": "attn_qkv", "attn.out_proj": "attn_output", "ffn.up_proj": "ffn_up", "ffn.down_proj": "ffn_down",
+    "norm_attn_norm.norm_1": "attn_norm", "norm_attn_norm.norm_2": "attn_output_norm",
+    "norm_attn_norm.attn.Wqkv": "attn_qkv", "norm_attn_norm.attn.out_proj": "attn_output",
+    "ffn.router.layer": "ffn_gate_inp",
 }  # fmt: skip
 
 XIELU = ".mlp.act_fn."
@@ -209,7 +213,9 @@ EXPRESSIBLE = {
         },
     },
     "gpt2": {"scale_attn_by_inverse_layer_idx": False},
-    "mpt": {"attn_config": {"alibi_bias_max": 8, "clip_qkv": 0.4}},
+    "mpt": {"attn_config": {"softmax_scale": None}},
+    "olmoe": {"clip_qkv": None, "norm_topk_prob": False},
+    "dbrx": {"ffn_config": {"moe_normalize_expert_weights": 1.0, "ffn_act_fn": None}},
     "gpt_oss": {"swiglu_limit": 7.0, "layer_types": None},
     "lfm2_moe": {"routed_scaling_factor": 1.0, "norm_topk_prob": True},
     "llama4_text": {
@@ -255,6 +261,13 @@ def head_dim_of(config):
     return config.get("head_dim") or config["hidden_size"] // config.get("num_attention_heads", 1)
 
 
+def expressible(config):
+    """The configuration with values that GGUF files can express."""
+    own = EXPRESSIBLE.get(config["model_type"], {})
+    parts = ("attn_config", "ffn_config")
+    return {**config, **{key: {**config[key], **value} if key in parts else value for key, value in own.items()}}
+
+
 def kv_heads_of(config):
     """The number of key/value heads of a successor of GPT-2."""
     if config.get("multi_query", False) and not config.get("new_decoder_architecture"):
@@ -267,13 +280,18 @@ def gpt_tensors(config, tensors):
     written = {}
     for name, value in tensors.items():
         stem, kind = name.rsplit(".", 1)
+        if found := re.fullmatch(r"transformer\.blocks\.(\d+)\.ffn\.experts\.mlp\.(\w+)", name):
+            stacked = value.reshape(config["ffn_config"]["moe_num_experts"], -1, value.shape[1])
+            turned = np.ascontiguousarray(stacked.swapaxes(1, 2)) if found[2] == "w2" else stacked
+            written[f"blk.{found[1]}.ffn_{DBRX_EXPERTS[found[2]]}_exps.weight"] = turned
+            continue
         if stem in GPT_WHOLE:
             written[f"{GPT_WHOLE[stem]}.{kind}"] = value
             continue
         layer, rest = re.fullmatch(r"(?:transformer\.(?:h|blocks)|gpt_neox\.layers)\.(\d+)\.(.+)", stem).groups()
         if config["model_type"] == "gpt2":
             value = np.ascontiguousarray(value.T)
-        elif GPT_BLOCK[rest] == "attn_qkv" and config["model_type"] != "mpt":
+        elif GPT_BLOCK[rest] == "attn_qkv" and config["model_type"] not in ("mpt", "dbrx"):
             heads, groups = config["num_attention_heads"], kv_heads_of(config)
             if config["model_type"] != "gpt_bigcode" or groups > 1:
                 size = config["hidden_size"] // heads
@@ -863,8 +881,13 @@ def metadata(config):
         found[f"{architecture}.attention.layer_norm_rms_epsilon"] = ("f32", config["norm_eps"])
     if architecture in GPT | {"phi2"}:
         inner, kv_heads = config.get("intermediate_size") or 4 * config["hidden_size"], kv_heads_of(config)
+        if architecture == "dbrx":
+            ffn, limit = config["ffn_config"], config["attn_config"]["clip_qkv"]
+            inner, kv_heads = ffn["ffn_hidden_size"], config["attn_config"]["kv_n_heads"]
+            found |= {"dbrx.expert_count": ("u32", ffn["moe_num_experts"]), "dbrx.attention.clamp_kqv": ("f32", limit),
+                      "dbrx.expert_used_count": ("u32", ffn["moe_top_k"])}  # fmt: skip
         found |= {
-            f"{architecture}.attention.layer_norm_epsilon": ("f32", config["layer_norm_eps"]),
+            f"{architecture}.attention.layer_norm_epsilon": ("f32", config.get("layer_norm_eps", 1e-5)),
             f"{architecture}.feed_forward_length": ("u32", inner),
             f"{architecture}.attention.head_count_kv": ("u32", kv_heads),
         }
@@ -879,6 +902,8 @@ def metadata(config):
             found["mpt.attention.max_alibi_bias"] = ("f32", attention["alibi_bias_max"])
             if attention["clip_qkv"] is not None:
                 found["mpt.attention.clamp_kqv"] = ("f32", attention["clip_qkv"])
+    if config["model_type"] == "olmo" and config["clip_qkv"] is not None:
+        found["olmo.attention.clamp_kqv"] = ("f32", config["clip_qkv"])
     if config["model_type"] == "bitnet" and config["hidden_act"] != "silu":
         found["bitnet.hidden_activation"] = ("str", config["hidden_act"])
     if config["model_type"] == "olmo3":

@@ -70,6 +70,8 @@ LISTS = {
     "rope_parameters": [{}],
     "pruned_heads": [{}],
     "per_layer_config": [{}],
+    "attn_config": [{}],
+    "ffn_config": [{}],
     "auto_map": [{}, {"x": 1}],
 }
 """Values that are no numbers and no flags, and that these keys may have."""

@@ -224,7 +224,7 @@ def oracle_of(folder: Path, name: str) -> transformers.PreTrainedModel:
 def checked_gguf(column: str, name: str, tiny: Tiny, place: Path) -> None:
     """Serve the model from a GGUF file and compare. Raise ConfigError or ModelError for what is refused."""
     config = tiny["config"]
-    changed = {**config, **gguf_models.EXPRESSIBLE.get(config["model_type"], {})}
+    changed = gguf_models.expressible(config)
     if config["model_type"] not in gguf_models.ARCHITECTURES:
         raise ModelError("GGUF files have no such architecture")
     if changed != config and name in make_tiny.SAME_ARITHMETIC:

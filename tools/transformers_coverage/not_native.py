@@ -33,7 +33,6 @@ _REASONS: Mapping[str, str] = {
     "norms after the experts alone": "axk1",
     "experts of another form: chosen in two rounds, empty, or by a bias of the outputs of their router": """
         kolibri1 longcat_flash phimoe""",
-    "queries, keys and values are limited to a range": "dbrx",
     "tokens are groups of bytes": "blt",
 }
 NOT_NATIVE: Mapping[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}

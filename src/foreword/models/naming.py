@@ -120,6 +120,8 @@ def weights_from_safetensors(
     """
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec), **_dense_names(pooling)}
     tensors = _renamed(path, tensors, family)
+    for end in family.experts_in_rows:
+        tensors = _split_experts(tensors, end, spec)
     if family.transposed:
         tensors = {name: _turned(own) if name.endswith(family.transposed) else own for name, own in tensors.items()}
     if "experts.gate_up" not in names and any(name.endswith(_STACKED_EXPERTS) for name in tensors):
@@ -161,6 +163,23 @@ def _renamed(path: Path, tensors: Mapping[str, Tensor], family: Family) -> Mappi
         return tensors
     outside = DENSE, names["lm_head"].removesuffix("weight")
     return {name if name.startswith(outside) else f"{model}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _split_experts(tensors: Mapping[str, Tensor], end: str, spec: DecoderSpec) -> Mapping[str, Tensor]:
+    """Return the tensors with one for each expert in place of those that have the matrices of all: see
+    `Family.experts_in_rows`. A tensor without as many rows for each expert stays as it is.
+    """
+    count = next((layer.moe.num_experts for layer in spec.layers if layer.moe is not None), 1)
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        size = tensor.shape[0] // count
+        if not name.endswith(end) or tensor.shape[0] % count:
+            found[name] = tensor
+            continue
+        for e in range(count):
+            part = select_rows(tensor, Rows("", e * size, (e + 1) * size))
+            found[name.replace(".experts.mlp.", f".experts.{e}.")] = part
+    return found
 
 
 def _joined(tensors: Mapping[str, Tensor], end: str, parts: tuple[str, ...]) -> Mapping[str, Tensor]:

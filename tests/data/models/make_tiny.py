@@ -483,6 +483,21 @@ MODELS = {
         **TOKENS, d_model=32, n_layers=3, n_heads=4, max_seq_len=64, layer_norm_epsilon=0.1, tie_word_embeddings=False,
         attn_config={"clip_qkv": 0.4, "softmax_scale": 0.7},
     ),
+    "dbrx": transformers.DbrxConfig(
+        **TOKENS, d_model=32, n_layers=3, n_heads=4, max_seq_len=64, rope_parameters=ROPE,
+        attn_config={"clip_qkv": 0.6, "kv_n_heads": 2, "rope_theta": 500.0},
+        ffn_config={"ffn_hidden_size": 20, "moe_num_experts": 4, "moe_top_k": 2},
+    ),
+    "dbrx-plain": transformers.DbrxConfig(
+        **TOKENS, d_model=32, n_layers=2, n_heads=4, max_seq_len=64, rope_parameters=LLAMA3,
+        attn_config={"clip_qkv": 8, "kv_n_heads": 4, "rope_theta": 500.0},
+        ffn_config={"ffn_hidden_size": 32, "moe_num_experts": 3, "moe_normalize_expert_weights": None,
+                    "ffn_act_fn": {"name": "gelu"}},
+    ),
+    "olmo-limited": transformers.OlmoConfig(**SIZES, clip_qkv=0.5, attention_bias=True, rope_parameters=ROPE),
+    "olmoe-limited": transformers.OlmoeConfig(
+        **SIZES, num_experts=6, num_experts_per_tok=2, clip_qkv=0.5, norm_topk_prob=True, rope_parameters=ROPE
+    ),
     "bitnet": transformers.BitNetConfig(**SIZES, rope_parameters=ROPE),
     "bitnet-tied": transformers.BitNetConfig(
         **SIZES, hidden_act="silu", tie_word_embeddings=True, rms_norm_eps=0.1, rope_parameters=LLAMA3

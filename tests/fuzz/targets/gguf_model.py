@@ -21,7 +21,7 @@ NAMES = (
     "dots1", "minimax-m2", "afmoe", "cohere", "cohere2", "olmo", "hunyuan", "hunyuan-moe",
     "gemma", "exaone4-full", "nemotron", "stablelm", "jais2", "gpt2", "gpt-neox", "starcoder", "falcon", "phi",
     "bitnet", "apertus", "mamba2", "mamba", "jamba", "bloom", "mpt", "exaone", "internlm2", "deepseek", "bailing",
-    "bailing2", "glm", "laguna", "mellum", "cohere2-moe",
+    "bailing2", "glm", "laguna", "mellum", "cohere2-moe", "dbrx",
 )  # fmt: skip
 HAVE_DENSE_LAYERS = ("glm4-moe", "ernie4_5-moe", "cohere2-moe")  # the file has their number
 ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}

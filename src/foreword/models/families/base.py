@@ -100,6 +100,8 @@ NEXT_TOKEN_HEADS = (Key(_OF_HEADS, gguf=_OF_HEADS.removeprefix("*."), kind=int),
 """The key of families whose heads for further tokens are run."""
 NUM_FEATURES = Key("*.n_deepstack_layers", gguf="n_deepstack_layers", kind=int)
 """The number of first layers to which the encoder of images of a GGUF file gives features; the loader reads it."""
+CLIP_QKV = Key("clip_qkv", gguf="attention.clamp_kqv", kind=float)
+"""The key of families whose queries, keys and values may be limited, see `limit_of`."""
 WINDOWS = (Key("sliding_window", gguf="attention.sliding_window"), Key("layer_types"))
 EXPERTS = (
     Key("num_experts", gguf="expert_count", kind=int),
@@ -208,9 +210,11 @@ class Family:
     gguf_numbers: keys of their metadata with a number for each layer {i}, which is the tensor blk.{i}.KEY in
     ``gguf_names``. gguf_interleaved: they hold q and k rows in interleaved rotary order.
     transposed_experts: safetensors with all experts of a layer in one tensor of floats hold each as [in, out]; None:
-    some do, which their shapes say. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files;
-    None: the same. parts_of_layer: as many layers of a spec are one layer of its files. is_scaled_in_gguf: weights of
-    GGUF files are multiplied by the numbers of the spec already.
+    some do, which their shapes say. experts_in_rows: the ends of the names of tensors that have the matrices of all
+    experts one below the other; those of an expert e are read by names with experts.{e} in place of experts.mlp. fused:
+    weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the same. parts_of_layer: as many
+    layers of a spec are one layer of its files. is_scaled_in_gguf: weights of GGUF files are multiplied by the numbers
+    of the spec already.
     """
 
     title: str
@@ -233,6 +237,7 @@ class Family:
     gguf_interleaved: bool = False
     transposed: tuple[str, ...] = ()
     transposed_experts: bool | None = False
+    experts_in_rows: tuple[str, ...] = ()
     fused: Callable[[DecoderSpec], Mapping[str, Rows]] = lambda spec: {}
     gguf_fused: Callable[[DecoderSpec], Mapping[str, Rows]] | None = None
     parts_of_layer: int = 1

@@ -10,6 +10,7 @@ from typing import Any
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     ATTENTION_BIAS,
+    CLIP_QKV,
     DECODER,
     EXPERTS,
     HIDDEN_ACT,
@@ -19,17 +20,19 @@ from foreword.models.families.base import (
     decoder,
     experts,
     has_window,
+    limit_of,
     num_layers,
     rope,
     windows,
 )
-from foreword.models.keys import Key, only, only_in_gguf, table
+from foreword.models.keys import Key, only_in_gguf, table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def olmo(config: Config) -> DecoderSpec:
     """Return the spec of OLMo, which is a Llama with LayerNorm without weights."""
-    return decoder(config, "olmo", (LayerSpec(rope(config)),) * num_layers(config), eps=_EPS, layer_norm=True)
+    layers = (LayerSpec(rope(config)),) * num_layers(config)
+    return decoder(config, "olmo", layers, eps=_EPS, layer_norm=True, clip_qkv=limit_of(config, "clip_qkv"))
 
 
 def olmo2(config: Config) -> DecoderSpec:
@@ -92,7 +95,8 @@ def _pattern(config: Config) -> int:
 
 def olmoe(config: Config) -> DecoderSpec:
     layers = (LayerSpec(rope(config), moe=experts(config)),) * num_layers(config)
-    return decoder(config, "olmoe", layers, qk_norm=True, joint_qk_norm=True)
+    limit = limit_of(config, "clip_qkv")
+    return decoder(config, "olmoe", layers, qk_norm=True, joint_qk_norm=True, clip_qkv=limit)
 
 
 def flex_olmo(config: Config) -> DecoderSpec:
@@ -126,7 +130,7 @@ FAMILIES = {
         olmo,
         table(
             (key for key in _COMMON if key.name != "rms_norm_eps"),
-            [only_in_gguf("attention.layer_norm_rms_epsilon", None), only("clip_qkv", None)],
+            [only_in_gguf("attention.layer_norm_rms_epsilon", None), CLIP_QKV],
             [Key(_EPS, 1e-5, gguf=_EPS.removeprefix("*."), gguf_default=1e-5)],
         ),
         constants=_CONSTANTS,
@@ -150,7 +154,7 @@ FAMILIES = {
         "OLMoE",
         olmoe,
         table(
-            (*_COMMON, *EXPERTS, only("clip_qkv", None)),
+            (*_COMMON, *EXPERTS, Key("clip_qkv", kind=float)),
             [Key("norm_topk_prob", False, gguf="expert_weights_norm", gguf_default=False)],
             rms_norm_eps=1e-5,
             num_experts=64,
