@@ -107,6 +107,21 @@ def test_other_names_split_as_llama_cpp_does(pre, text, words):
     assert [text[start:end].replace(" ", "\u0120").replace("\n", "\u010a") for start, end in spans] == words
 
 
+IN_THREES = {"tiny_aya": r"\d{1,3}(?=(?:\d{3})*\b)", "afmoe": r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"}
+"""Digits in threes from the right as one pattern, whose time is quadratic in the number of digits."""
+
+
+@pytest.mark.parametrize("pre", IN_THREES)
+@given(text=st.text(st.sampled_from("1234567890½٣abA _.,\n"), max_size=16))
+def test_digits_are_split_in_threes_from_the_right(pre, text):
+    own = PRESETS[pre].patterns
+    first = tokenizers.pre_tokenizers.Split(tokenizers.Regex(IN_THREES[pre]), "isolated")
+    rest = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in own[3:]]
+    want = tokenizers.pre_tokenizers.Sequence([first, *rest]).pre_tokenize_str(text)
+    found = PRESETS[pre].pre_tokenizer().pre_tokenize_str(text)
+    assert [place for _, place in found] == [place for _, place in want]
+
+
 OF_LLAMA_CPP = """
     a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r dbrx deepseek-coder
     deepseek-llm deepseek-r1-qwen deepseek-v3 default exaone exaone-moe exaone4 f2llmv2 falcon falcon-h1 falcon3 gemma4

@@ -100,9 +100,10 @@ _YOUTU = (
     "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
     "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 )
-_THREES = r"\d{1,3}(?=(?:\d{3})*\b)"  # digits, as many threes as there are from the right
+# Runs of digits in threes from the right. One pattern that looks ahead for each three takes quadratic time.
+_THREES = (r"(?<!\d)\d++\b", r"\A\d{1,2}(?=(?:\d{3})+\z)", r"\G\d{3}")
 _AFMOE = (
-    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+    *(r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})+\z)", r"\p{N}{3}"),
     "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
     "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
     _MARKED_WORDS,
@@ -144,7 +145,7 @@ _KINDS: Sequence[tuple[Preset, str]] = (
     (Preset((r"[^\n]+|\n+", _words(""))), "laguna"),
     (Preset((_YOUTU, _cased_words("", f"{_SUFFIXES}?")), whole_words_first=True), "youtu"),
     (Preset((_cased_words("{1,3}", f"{_SUFFIXES}?"),), whole_words_first=True), "granite-embed-multi-97m"),
-    (Preset((_THREES, _cased_words("{1,3}", f"{_SUFFIXES}?"))), "tiny_aya cohere2moe"),
+    (Preset((*_THREES, _cased_words("{1,3}", f"{_SUFFIXES}?"))), "tiny_aya cohere2moe"),
     (Preset((rf"\p{{Han}}+|{_KIMI}",)), "kimi-k2"),
     (Preset(_AFMOE), "afmoe"),
     (Preset((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, "[0-9][0-9][0-9]")), "falcon"),
