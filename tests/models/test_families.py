@@ -73,6 +73,18 @@ def test_a_head_of_its_own_is_found_beside_names_without_that_of_the_model(tmp_p
     np.testing.assert_array_equal(head.dequantize(), tensors["lm_head.weight"])
 
 
+def test_a_checkpoint_without_the_biases_of_its_routers_has_none_and_a_norm_of_a_dense_layer_is_left_out(tmp_path):
+    config, tensors = TINY["axk1"]["config"], random_tensors(TINY["axk1"]["shapes"])
+    bias = "mlp.gate.e_score_correction_bias"
+    zeros = {name: np.zeros_like(value) if name.endswith(bias) else value for name, value in tensors.items()}
+    less = {name: value for name, value in tensors.items() if not name.endswith(bias)}
+    less["model.layers.0.post_mlp_layernorm.weight"] = np.ones(32, "<f4")
+    want, found = (load_model(write_model(tmp_path / name, config, own)) for name, own in (("a", zeros), ("b", less)))
+    assert want.weights.keys() == found.weights.keys()
+    for name, tensor in want.weights.items():
+        np.testing.assert_array_equal(found.weights[name].dequantize(), tensor.dequantize())
+
+
 FUSED = {"self_attn": ("qkv_proj", "qkv"), "mlp": ("gate_up_proj", ("gate", "up"))}
 
 

@@ -30,7 +30,6 @@ _REASONS: Mapping[str, str] = {
     "heads have a bias of a gate each": "beam",
     "values have another size than keys": "mimo_v2_flash",
     "norms of another form: LayerNorm of keys or embeddings": "modernbert-decoder persimmon",
-    "norms after the experts alone": "axk1",
     "experts of another form: chosen in two rounds, empty, or by a bias of the outputs of their router": """
         kolibri1 longcat_flash phimoe""",
     "tokens are groups of bytes": "blt",

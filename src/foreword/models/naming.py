@@ -131,7 +131,8 @@ def weights_from_safetensors(
     names |= _fused_rows(tensors, spec, names, _FUSED_IN_SAFETENSORS)
     names = _with_layer(names, SAFETENSORS_LAYER, prefix)
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
-    options: dict[str, Any] = {"transposed": family.transposed_experts, "constants": family.constants}
+    options: dict[str, Any] = {name: getattr(family, name) for name in ("constants", "optional")}
+    options["transposed"] = family.transposed_experts
     weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, **options)
     used |= _unread_keys(spec, names)
     # Equal to the embedding, or of a model that computes no logits.
@@ -380,9 +381,10 @@ def _collect(
     *,
     transposed: bool | None = False,
     constants: Mapping[str, float] = MappingProxyType({}),
+    optional: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[dict[str, Tensor], set[str]]:
     """Return the weights, and the tensors that hold them. Ends at the first fault, whatever sizes the spec claims.
-    transposed, constants: see `Family`, where the former is transposed_experts.
+    transposed, constants, optional: see `Family`, where the first is transposed_experts.
     """
     weights, used = {}, set()
     fix = "Use configuration and weights of the same model"
@@ -399,6 +401,9 @@ def _collect(
         found, rows, expert = source_of(name, names, parts_of_layer)
         used.add(found)
         tensor = tensors.get(found)
+        if tensor is None and (value := optional.get(kind)) is not None:
+            weights[name] = float_tensor(np.full(shape, value, np.float32))
+            continue
         if tensor is None:
             raise ModelError(f"{path}: tensor {found} ({name}) is missing. Use a file that holds the whole model")
         whole = tensor.shape

@@ -498,6 +498,11 @@ MODELS = {
     "olmoe-limited": transformers.OlmoeConfig(
         **SIZES, num_experts=6, num_experts_per_tok=2, clip_qkv=0.5, norm_topk_prob=True, rope_parameters=ROPE
     ),
+    "axk1": transformers.AXK1Config(
+        **{**SIZES, **MLA}, **{key: value for key, value in GROUPS.items() if key != "first_k_dense_replace"},
+        q_lora_rank=20, n_shared_experts=2, routed_scaling_factor=1.5,
+        mlp_layer_types=["dense", "sparse", "dense", "sparse"], rope_parameters=YARN,
+    ),
     "bitnet": transformers.BitNetConfig(**SIZES, rope_parameters=ROPE),
     "bitnet-tied": transformers.BitNetConfig(
         **SIZES, hidden_act="silu", tie_word_embeddings=True, rms_norm_eps=0.1, rope_parameters=LLAMA3
@@ -521,6 +526,7 @@ BIASES = {
     "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",), "olmo-hybrid": ("attention_bias",),
     "mamba2": ("use_bias",), "mamba": ("use_bias",), "falcon-mamba": ("use_bias",), "jamba": ("mamba_proj_bias",),
     "laguna": ("attention_bias",),
+    "laguna": ("attention_bias",), "axk1": ("attention_bias",),
 }  # fmt: skip
 """The biases of further models, which are otherwise those of these names."""
 

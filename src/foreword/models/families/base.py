@@ -201,10 +201,11 @@ class Family:
     aliases: the key of each other name that a config.json may have for it, beside `Key.own`.
     names: where its safetensors differ from `SAFETENSORS_NAMES`. renamed: parts of names in other checkpoints of it,
     with what they are in ``names``. joined: by the end of the name of a tensor, the ends of those that are its rows in
-    other checkpoints. unused: beginnings of the names of tensors that are left out: of heads that are not
-    run, and of what its reference leaves out. constants: weights that no file has, by their one number; names of
-    experts begin with ``experts.``. norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q
-    and k rows in interleaved rotary order; interleaved_key: the key of a config.json that says whether they do.
+    other checkpoints. unused: beginnings of the names of tensors that are left out: of heads that are not run, and of
+    what its reference leaves out. constants: weights that no file has, by their one number; names of experts begin with
+    ``experts.``. optional: the same, of weights that some files have. norms_less_one: safetensors hold norm weights as
+    w − 1. interleaved: they hold q and k rows in interleaved rotary order; interleaved_key: the key of a config.json
+    that says whether they do.
     gguf: the architecture's name in GGUF files, if it has one; more_gguf: other names; shared_gguf: that of another
     family, which its GGUF files have if it has none. gguf_names: where its GGUF files differ from `GGUF_NAMES`.
     gguf_numbers: keys of their metadata with a number for each layer {i}, which is the tensor blk.{i}.KEY in
@@ -225,6 +226,7 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
+    optional: Mapping[str, float] = field(default_factory=dict)
     unused: tuple[str, ...] = ("score.",)
     norms_less_one: bool = False
     interleaved: bool = False

@@ -22,7 +22,7 @@ from foreword.models.families.base import (
 )
 from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.rope import ROTARY_DIM, rope_parameters, rope_spec
-from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, NormPlaces, RopeSpec
 
 _QUERY_DIM, _VALUE_DIM = "qk_head_dim", "v_head_dim"
 _OWN: Mapping[str, str] = {}
@@ -43,6 +43,20 @@ def deepseek_v3(config: Config) -> DecoderSpec:
 def glm4_moe_lite(config: Config) -> DecoderSpec:
     """Return a spec like V3's, of which ``mlp_layer_types`` lists the layers with experts."""
     return _deepseek(config, "glm4_moe_lite", sparse_flags(config, 1), grouped=True)
+
+
+def axk1(config: Config) -> DecoderSpec:
+    """Return a spec like V3's, in which the output of experts passes through a norm."""
+    freq, dense, count = config.size(_FREQUENCY), config.count("first_k_dense_replace"), num_layers(config)
+    sparse = [i >= dense and i % freq == 0 for i in range(count)]
+    if config.value("mlp_layer_types") is not None:
+        listed = sparse_flags(config, dense)
+        if listed != sparse and {_FREQUENCY, "first_k_dense_replace"} & config.values.keys():
+            reason = f"first_k_dense_replace = {dense} and {_FREQUENCY} = {freq} say other layers than mlp_layer_types"
+            raise config.error(reason, USE_ITS_CONFIG)
+        sparse = listed
+    spec, norms = _deepseek(config, "axk1", sparse, grouped=True), NormPlaces(True, False, True, True)
+    return replace(spec, layers=tuple(replace(layer, norms=norms if layer.moe else None) for layer in spec.layers))
 
 
 def sparse_flags(config: Config, dense: int) -> list[bool]:
@@ -205,7 +219,7 @@ def _fused_in_gguf(spec: DecoderSpec) -> dict[str, Any]:
     return _Q_B_IN_GGUF if spec.mla.q_rank else {}
 
 
-_GATING = "*.expert_gating_func"
+_GATING, _FREQUENCY = "*.expert_gating_func", "moe_layer_freq"
 _INTERLEAVED = Key("rope_interleave", True, (True, False))
 _MLA = (
     *(*DECODER, HIDDEN_ACT, *ATTENTION_BIAS),
@@ -310,6 +324,30 @@ FAMILIES = {
         aliases={**LOCAL_ROUTED, "head_dim": "qk_rope_head_dim"},
         shared_gguf="deepseek2",
         names=_NAMES,
+        interleaved=True,
+        interleaved_key=_INTERLEAVED.name,
+        fused=_fused,
+    ),
+    "axk1": Family(
+        "A.X K1: latent attention",
+        axk1,
+        table(
+            *(_DEEPSEEK, [_INTERLEAVED, Key("mlp_layer_types"), Key(_FREQUENCY, 1)]),
+            first_k_dense_replace=1,
+            moe_intermediate_size=2048,
+            n_group=8,
+            topk_group=4,
+            n_routed_experts=192,
+            n_shared_experts=1,
+            norm_topk_prob=True,
+            num_experts_per_tok=8,
+            routed_scaling_factor=2.5,
+        ),
+        aliases=LOCAL_ROUTED,
+        names={**_NAMES, "post_mlp_norm": _LAYER + "post_mlp_layernorm.weight"},
+        renamed={".mlp.post_mlp_layernorm.": ".post_mlp_layernorm."},
+        unused=("score.", "model.layers.0.post_mlp_layernorm."),
+        optional={"router_bias": 0.0},
         interleaved=True,
         interleaved_key=_INTERLEAVED.name,
         fused=_fused,
