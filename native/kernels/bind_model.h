@@ -790,6 +790,7 @@ class CpuModel {
     moe->norm_topk = integer(d, "norm_topk", 0, 1);
     moe->sigmoid = integer(d, "sigmoid", 0, 1);
     moe->softcap = number(d, "softcap", 0.);
+    moe->sparse_mix = number(d, "sparse_mix", -1.);
     moe->scores_bias = optional_vector(d, "scores_bias", num_experts);
     moe->expert_scales = optional_vector(d, "expert_scales", num_experts);
     moe->router_norm = norm(d, "router_norm");

@@ -79,6 +79,7 @@ struct Moe {
   int experts_per_token = 0;
   bool norm_topk = true, sigmoid = false;  // sigmoid: of scores, in place of softmax
   float softcap = 0.f;                     // caps the scores; 0: none
+  float sparse_mix = -1.f;                 // see MoeSpec; below 0: none
   int num_groups = 1, groups_per_token = 1;
   float scale = 1.f, sum_eps = 0.f;  // sum_eps: added to the sum that norm_topk divides by
   Vector scores_bias = nullptr;  // added to the router's scores

@@ -420,6 +420,7 @@ SPECS: dict[str, DecoderSpec] = {
         layers=(LayerSpec(None), LayerSpec(None, 24), LayerSpec(rope(16), 24, chunked=True)),
     ),
     "joint_limit": tiny_spec(qk_norm=True, joint_qk_norm=True, clip_qkv=0.5, qkv_bias=True),
+    "sparse_mix": tiny_spec(layers=(LayerSpec(rope(16), moe=MoeSpec(6, 2, 64, norm_topk=False, sparse_mix=0.4)),) * 2),
     "softplus_gates": tiny_spec(attn_gate=True, softplus_gates=True),
     "biased_softmax": tiny_spec(
         layers=(
@@ -731,6 +732,10 @@ class Reference:
         bias = self._w(p + "router_bias") if moe.router_bias else 0
         out = np.zeros_like(inputs)
         for t, row in enumerate(probabilities):
+            if moe.sparse_mix is not None:
+                for weight, expert in _rounds(scores[t], moe.experts_per_token, moe.sparse_mix):
+                    out[t] += weight * self._mlp(f"{p}experts.{expert}.", inputs[t : t + 1])[0]
+                continue
             order = (row + bias).reshape(moe.num_groups, -1)
             best = [np.sort(group)[-2:].sum() if moe.router_bias else group.max() for group in order]
             order[np.argsort(best)[: moe.num_groups - moe.groups_per_token]] = -np.inf
@@ -749,6 +754,17 @@ class Reference:
                 shared = self._residual_norm(shared, p + "post_shared_norm")
             out = out + shared
         return out
+
+
+def _rounds(scores: Floats, count: int, mix: float) -> list[tuple[float, int]]:
+    """Weights and experts of a token, each the softmax of the largest score among the near ones that are left."""
+    left, found = list(range(len(scores))), []
+    for _ in range(count):
+        best = max(left, key=lambda e: scores[e])
+        near = [e for e in left if (scores[best] - scores[e]) / max(abs(scores[e]), scores[best]) <= mix]
+        found.append((float(1 / np.exp(scores[near] - scores[best]).sum()), best))
+        left.remove(best)
+    return found
 
 
 def _like(y: Floats, x: Floats) -> Floats:

@@ -209,13 +209,15 @@ def cells(name: str, tiny: Tiny, columns: Iterable[str]) -> Iterator[tuple[str, 
 def oracle_of(folder: Path, name: str) -> transformers.PreTrainedModel:
     """Return the model of transformers in a folder; for a recorded name its own type computes.
 
-    Longrope has the long frequencies for every length, which `MAX_LEN` selects for all requests of an engine.
+    Longrope has the long frequencies, and their scale, for every length, as `MAX_LEN` selects for all requests.
     """
     is_other = name in make_tiny.SAME_ARITHMETIC
     config = copy.deepcopy(make_tiny.MODELS[name]) if is_other else transformers.AutoConfig.from_pretrained(folder)
     rules = getattr(config, "rope_parameters", None) or {}
     if rules.get("rope_type") == "longrope" and rules["original_max_position_embeddings"] < MAX_LEN:
         rules["short_factor"] = rules["long_factor"]
+        if "long_mscale" in rules:
+            rules["short_mscale"] = rules["long_mscale"]
     return transformers.AutoModelForCausalLM.from_pretrained(
         folder, config=config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
     ).eval()

@@ -30,8 +30,8 @@ _REASONS: Mapping[str, str] = {
     "heads have a bias of a gate each": "beam",
     "values have another size than keys": "mimo_v2_flash",
     "norms of another form: LayerNorm of keys or embeddings": "modernbert-decoder persimmon",
-    "experts of another form: chosen in two rounds, empty, or by a bias of the outputs of their router": """
-        kolibri1 longcat_flash phimoe""",
+    "experts of another form: empty, or by a bias of the outputs of their router": """
+        kolibri1 longcat_flash""",
     "tokens are groups of bytes": "blt",
 }
 NOT_NATIVE: Mapping[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}

@@ -50,6 +50,25 @@ void keep_best_groups(const Moe &moe, float *scores, int num_experts) {
   }
 }
 
+// The experts of a token in rounds, and their weights: MoeSpec::sparse_mix. The first of equal scores is larger.
+void mix_sparsely(const Moe &moe, const float *scores, int num_experts, int *expert, float *weight) {
+  for (int round = 0; round < moe.experts_per_token; ++round) {
+    auto is_free = [&](int e) { return std::find(expert, expert + round, e) == expert + round; };
+    int best = -1;
+    for (int e = 0; e < num_experts; ++e) {
+      if (is_free(e) && (best < 0 || scores[e] > scores[best])) best = e;
+    }
+    const float top = scores[best];
+    float sum = 0.f;
+    for (int e = 0; e < num_experts; ++e) {
+      const bool is_far = (top - scores[e]) / std::max(std::abs(scores[e]), top) > moe.sparse_mix;
+      if (is_free(e) && !is_far) sum += std::exp(scores[e] - top);
+    }
+    expert[round] = best;
+    weight[round] = moe.scale / sum;
+  }
+}
+
 int widest_sum(const Model &model) {
   int widest = model.config.hidden_size;
   for (const Layer &layer : model.layers) {
@@ -286,6 +305,12 @@ void MoeStage::route(const Moe &moe, Share share, Routes &routes) const {
     std::copy_n(router_logits_.data() + size_t(t) * size_t(moe.router.stride), num_experts, p);
     for (int e = 0; moe.scores_bias && e < num_experts; ++e) p[e] += moe.scores_bias[e];
     for (int e = 0; moe.softcap > 0.f && e < num_experts; ++e) p[e] = moe.softcap * std::tanh(p[e] / moe.softcap);
+    int *expert = routes.expert.data() + size_t(t) * size_t(k);
+    float *weight = routes.p.data() + size_t(t) * size_t(k);
+    if (moe.sparse_mix >= 0.f) {
+      mix_sparsely(moe, p, num_experts, expert, weight);
+      continue;
+    }
     if (moe.sigmoid) {
       for (int e = 0; e < num_experts; ++e) p[e] = 1.f / (1.f + std::exp(-p[e]));
       sum = 1.f;
@@ -299,8 +324,6 @@ void MoeStage::route(const Moe &moe, Share share, Routes &routes) const {
     }
     for (int e = 0; e < num_experts; ++e) scores[size_t(e)] = moe.router_bias ? p[e] + moe.router_bias[e] : p[e];
     if (moe.num_groups > 1) keep_best_groups(moe, scores.data(), num_experts);
-    int *expert = routes.expert.data() + size_t(t) * size_t(k);
-    float *weight = routes.p.data() + size_t(t) * size_t(k);
     float chosen = moe.sum_eps;
     find_best(scores.data(), num_experts, k, expert, weight);
     for (int j = 0; j < k; ++j) chosen += weight[j] = p[expert[j]] / sum;

@@ -551,6 +551,7 @@ class _Packer:
             "scale": moe.scale,
             "sum_eps": moe.sum_eps,
             "softcap": moe.softcap or 0.0,
+            "sparse_mix": -1.0 if moe.sparse_mix is None else moe.sparse_mix,
             "num_groups": moe.num_groups,
             "groups_per_token": moe.groups_per_token,
             "scales_inputs": moe.scales_inputs,

@@ -494,12 +494,15 @@ class NumpyExecutor(TransferPagedExecutor):
         if moe.scores_bias:
             scores = scores + self.weight(prefix + "scores_bias")
         scores = cap(scores, moe.softcap)
-        probs = softmax(scores) if moe.scoring == "softmax" else sigmoid(scores)
-        order = probs + self.weight(prefix + "router_bias") if moe.router_bias else probs
-        if moe.num_groups > 1:
-            order = np.where(chosen_groups(order, moe), order, -np.inf)
-        chosen = np.argsort(-order, axis=-1, kind="stable")[:, : moe.experts_per_token]
-        weights = np.take_along_axis(probs, chosen, -1)
+        if moe.sparse_mix is not None:
+            chosen, weights = sparsely_mixed(scores, moe.experts_per_token, moe.sparse_mix)
+        else:
+            probs = softmax(scores) if moe.scoring == "softmax" else sigmoid(scores)
+            order = probs + self.weight(prefix + "router_bias") if moe.router_bias else probs
+            if moe.num_groups > 1:
+                order = np.where(chosen_groups(order, moe), order, -np.inf)
+            chosen = np.argsort(-order, axis=-1, kind="stable")[:, : moe.experts_per_token]
+            weights = np.take_along_axis(probs, chosen, -1)
         if moe.norm_topk:
             weights = weights / (weights.sum(-1, keepdims=True) + np.float32(moe.sum_eps))
         weights = weights * np.float32(moe.scale)
@@ -525,6 +528,20 @@ class NumpyExecutor(TransferPagedExecutor):
                 shared = self.norm(shared, prefix + "post_shared_norm")
             out += shared * sigmoid(h @ self.weight(prefix + "shared_gate").T) if moe.shared_gate else shared
         return out
+
+
+def sparsely_mixed(scores: F32, count: int, mix: float) -> tuple[I64, F32]:
+    """Return the experts of each token and their weights, both [T, count], by `MoeSpec.sparse_mix`."""
+    left, chosen, weights = scores.copy(), [], []
+    for _ in range(count):
+        best = np.argmax(left, axis=-1, keepdims=True)
+        top = np.take_along_axis(left, best, -1)
+        with np.errstate(invalid="ignore", divide="ignore"):  # zeros are not far from each other
+            is_far = (top - scores) / np.maximum(np.abs(scores), top) > np.float32(mix)
+        weights.append(1 / np.where(is_far, np.float32(0), np.exp(left - top)).sum(-1, keepdims=True))
+        chosen.append(best)
+        np.put_along_axis(left, best, -np.inf, axis=-1)
+    return np.concatenate(chosen, axis=-1), np.concatenate(weights, axis=-1)
 
 
 def chosen_groups(order: F32, moe: MoeSpec) -> npt.NDArray[np.bool_]:

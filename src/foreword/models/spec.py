@@ -99,6 +99,9 @@ class MoeSpec:
     latent_size: the number of inputs and outputs of each expert: m = (Σ p_e mlp_e(h Wlatent_in)) Wlatent_out. 0: the
     experts read h.
 
+    sparse_mix: in place of that, experts are taken in rounds. With the outputs s of the router, the expert e of a round
+    has the largest s of those that are not taken yet, and p_e = 1 / Σ_f exp(s_f − s_e) over the f of these with
+    (s_e − s_f) / max(|s_f|, s_e) not above this number.
     num_groups: adjacent experts form this many groups of equal size; a token takes experts of its ``groups_per_token``
     best groups only. The score of a group is its largest p, or if ``router_bias`` the sum of its two largest of p +
     bias.
@@ -121,6 +124,7 @@ class MoeSpec:
     latent_size: int = 0
     own_norms: bool = False
     softcap: float | None = None
+    sparse_mix: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -503,6 +503,13 @@ MODELS = {
         q_lora_rank=20, n_shared_experts=2, routed_scaling_factor=1.5,
         mlp_layer_types=["dense", "sparse", "dense", "sparse"], rope_parameters=YARN,
     ),
+    "phimoe": transformers.PhimoeConfig(
+        **SIZES, num_local_experts=6, router_jitter_noise=0.2, sliding_window=7, rope_parameters=ROPE
+    ),
+    "phimoe-longrope": transformers.PhimoeConfig(
+        **SIZES, num_local_experts=4, router_jitter_noise=0.01, attention_bias=True, lm_head_bias=True,
+        rope_parameters={**LONG, "short_mscale": 1.3, "long_mscale": 1.2},
+    ),
     "bitnet": transformers.BitNetConfig(**SIZES, rope_parameters=ROPE),
     "bitnet-tied": transformers.BitNetConfig(
         **SIZES, hidden_act="silu", tie_word_embeddings=True, rms_norm_eps=0.1, rope_parameters=LLAMA3
@@ -525,7 +532,6 @@ BIASES = {
     "granite-hybrid": ("mamba_proj_bias",), "hy-v3": ("attention_bias", "mlp_bias"),
     "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",), "olmo-hybrid": ("attention_bias",),
     "mamba2": ("use_bias",), "mamba": ("use_bias",), "falcon-mamba": ("use_bias",), "jamba": ("mamba_proj_bias",),
-    "laguna": ("attention_bias",),
     "laguna": ("attention_bias",), "axk1": ("attention_bias",),
 }  # fmt: skip
 """The biases of further models, which are otherwise those of these names."""

@@ -453,12 +453,15 @@ class Experts:
         if self.norms is not None:
             routed, inputs = rms_norm(x.float(), x.shape[1:], self.router_scale, self.eps), self.norms[0](x)
         scores = cap(linear(routed, self.router, self.scores_bias), self.moe.softcap)
-        probs = scores.softmax(-1) if self.moe.scoring == "softmax" else scores.sigmoid()
-        order = probs if self.router_bias is None else probs + self.router_bias
-        if self.moe.num_groups > 1:
-            order = order.masked_fill(~self._chosen_groups(order), float("-inf"))
-        chosen = order.sort(dim=-1, descending=True, stable=True).indices[:, :count]
-        weights = probs.gather(1, chosen)
+        if self.moe.sparse_mix is not None:
+            chosen, weights = _sparsely_mixed(scores, count, self.moe.sparse_mix)
+        else:
+            probs = scores.softmax(-1) if self.moe.scoring == "softmax" else scores.sigmoid()
+            order = probs if self.router_bias is None else probs + self.router_bias
+            if self.moe.num_groups > 1:
+                order = order.masked_fill(~self._chosen_groups(order), float("-inf"))
+            chosen = order.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+            weights = probs.gather(1, chosen)
         if self.moe.norm_topk:
             weights = weights / (weights.sum(-1, keepdim=True) + self.moe.sum_eps)
         weights = weights * self.moe.scale
@@ -497,6 +500,19 @@ class Experts:
         best = scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.moe.groups_per_token]
         taken = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, value=True)
         return taken.repeat_interleave(groups.shape[-1], dim=1)
+
+
+def _sparsely_mixed(scores: Tensor, count: int, mix: float) -> tuple[Tensor, Tensor]:
+    """Return the experts of each token and their weights, both [T, count], by `MoeSpec.sparse_mix`."""
+    left, chosen, weights = scores, [], []
+    for _ in range(count):
+        top, best = left.sort(dim=-1, descending=True, stable=True)
+        top, best = top[:, :1], best[:, :1]
+        is_far = (top - scores) / torch.maximum(scores.abs(), top) > mix
+        weights.append(1 / torch.exp(left - top).masked_fill(is_far, 0).sum(-1, keepdim=True))
+        chosen.append(best)
+        left = left.scatter(1, best, float("-inf"))
+    return torch.cat(chosen, 1), torch.cat(weights, 1)
 
 
 def compiled(function: Callable[..., Result]) -> Callable[..., Result]:

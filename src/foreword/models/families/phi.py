@@ -1,4 +1,4 @@
-"""Phi-1 to 2: attention and MLP read the same input. Phi-3: fused matrices, and optionally longrope."""
+"""Phi-1 to 2: attention and MLP read the same input. Phi-3: fused matrices, and optionally longrope, or experts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import Any
 
 from foreword.models.config import Config
 from foreword.models.families.base import (
+    ATTENTION_BIAS,
     DECODER,
     HIDDEN_ACT,
     LAYER_NORM_EPS,
     LAYER_NORMED,
     WINDOWS,
     Family,
+    check_groups,
     decoder,
     fused_rows,
     module_names,
@@ -19,9 +21,9 @@ from foreword.models.families.base import (
     rope,
     same_window,
 )
-from foreword.models.keys import only, table
+from foreword.models.keys import Key, only, table
 from foreword.models.rope import PARTIAL_ROTARY, rope_parameters
-from foreword.models.spec import DecoderSpec, LayerSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
 
 
 def phi(config: Config) -> DecoderSpec:
@@ -34,13 +36,39 @@ def phi(config: Config) -> DecoderSpec:
 
 
 def phi3(config: Config) -> DecoderSpec:
-    """Return a spec. In a config.json, the only scaling of the rotary embedding is longrope."""
+    return decoder(config, "phi3", (LayerSpec(_rope(config), same_window(config)),) * num_layers(config))
+
+
+def phimoe(config: Config) -> DecoderSpec:
+    """Return the spec of Phi-3.5 with experts: LayerNorm, and two experts per token that are taken in rounds.
+
+    Requests above the original length have the long factors, as in the model's own code. transformers 5.23 keeps the
+    short ones.
+    """
+    moe = MoeSpec(
+        config.size("num_local_experts"),
+        config.size("num_experts_per_tok"),
+        config.size("intermediate_size"),
+        norm_topk=False,
+        sparse_mix=2 * config.get("router_jitter_noise", float),
+    )
+    check_groups(config, moe)
+    if moe.sparse_mix is None or moe.sparse_mix < 0:
+        raise config.refused("router_jitter_noise", config.value("router_jitter_noise"))
+    layers = (LayerSpec(_rope(config), same_window(config), moe),) * num_layers(config)
+    has_bias = config.get("lm_head_bias", bool)
+    return decoder(config, "phimoe", layers, layer_norm=True, logits_bias=has_bias)
+
+
+def _rope(config: Config) -> RopeSpec:
+    """Return the rotary embedding of all layers. In a config.json, its only scaling is longrope."""
     kind = rope_parameters(config).get("rope_type", "default")
     if not config.prefix and kind not in ("default", "longrope"):
         raise config.error(f"rope_type {kind!r:.80} is not supported", "Use a model with default or longrope")
-    return decoder(config, "phi3", (LayerSpec(rope(config), same_window(config)),) * num_layers(config))
+    return rope(config)
 
 
+_MOE = "model.layers.{i}.block_sparse_moe."
 _KEYS = table(DECODER, [HIDDEN_ACT, PARTIAL_ROTARY], WINDOWS, rms_norm_eps=1e-5)
 FAMILIES = {
     "phi": Family(
@@ -62,4 +90,23 @@ FAMILIES = {
         gguf_names={"logits_bias": "output.bias"},
     ),
     "phi3": Family("Phi-3", phi3, _KEYS, gguf="phi3", fused=fused_rows),
+    "phimoe": Family(
+        "Phi-3.5 with experts",
+        phimoe,
+        table(
+            *(DECODER, [HIDDEN_ACT], ATTENTION_BIAS, WINDOWS, [Key("lm_head_bias", False)]),
+            [Key("num_local_experts", 16), only("num_experts_per_tok", 2), Key("router_jitter_noise", 0.01)],
+            num_key_value_heads=8,
+            rms_norm_eps=1e-5,
+            rope_theta=1e6,
+        ),
+        names={
+            "logits_bias": "lm_head.bias",
+            "router": _MOE + "gate.weight",
+            **{
+                f"experts.{name}": f"{_MOE}experts.{{e}}.{part}.weight"
+                for name, part in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+            },
+        },
+    ),
 }
