@@ -181,6 +181,7 @@ def test_sizes_of_models_and_pools():
         "key_dim": 8,
         "value_dim": 8,
         "conv_kernel": 4,
+        "rank": 0,
         "tiled": 0,
     }
 
@@ -198,6 +199,9 @@ def test_sizes_of_models_and_pools():
             _native.kv_bytes(**{**sizes, **wrong})
     with pytest.raises(ValueError, match="num_key_heads"):
         _native.kv_bytes(**sizes, recurrent=recurrent | {"num_key_heads": 3})
+    for wrong in ({"rank": 3}, {"num_heads": 1, "num_key_heads": 1}):  # a state of mamba1 has a rank, and one head
+        with pytest.raises(ValueError, match=r"num_heads of mamba1|rank"):
+            _native.kv_bytes(**sizes, recurrent=recurrent | {"kind": 3, **wrong})
     for wrong in ((0, "", 1), (1, "", 0), (1, "", -1), (1025, "", 1), (1, "mmx", 1)):
         with pytest.raises(ValueError, match=r"num_threads|megabytes|mmx"):
             _native.roofline(*wrong)
