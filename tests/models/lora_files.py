@@ -42,7 +42,7 @@ def linear_modules(shapes, ends=LINEAR):
         for name, shape in shapes.items()
         if name.removesuffix(".weight").endswith(ends)
         and "expert" not in name
-        and "linear_attn" not in name
+        and ("linear_attn" not in name or any("linear_attn" in end for end in ends))
         and not (has_experts and "shared_mlp" in name)
     }
 

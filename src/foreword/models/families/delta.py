@@ -28,7 +28,7 @@ from foreword.models.families.base import (
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, mixed_layers, recurrent_of, stacked, state_names
 from foreword.models.keys import Key, only, table
 from foreword.models.recurrent import RecurrentSpec
-from foreword.models.rope import PARTIAL_ROTARY, ROTARY_SECTIONS, with_sections
+from foreword.models.rope import PARTIAL_ROTARY, ROTARY_SECTIONS, rope_parameters, with_sections
 from foreword.models.spec import DecoderSpec, LayerSpec, NormPlaces
 
 
@@ -82,9 +82,13 @@ def olmo_hybrid(config: Config) -> DecoderSpec:
         norm_eps=1e-5,
     )
     linear = layers_of(config, "linear_attention", lambda i: i % 4 != 3 and (count > 3 or i < count - 1))
-    rotary = rope(config) if _has_base(config) else None
-    if rotary is None:
-        config = config.with_values({"rope_theta": 1.0, "rope_parameters": None, "rope_scaling": None})
+    rotary = None
+    if _has_base(config):
+        rotary = rope(config)
+    else:
+        config = config.with_values({"rope_theta": 1.0})
+        rope_parameters(config)  # raises for what is no set of parameters
+        config = config.with_values({"rope_parameters": None, "rope_scaling": None})
     layers = mixed_layers(config, [not one for one in linear], recurrent, rotary)
     before, after = NormPlaces(True, False, True, False), NormPlaces(False, True, False, True)
     layers = tuple(replace(layer, norms=after if layer.has_attention else before) for layer in layers)
