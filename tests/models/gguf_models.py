@@ -200,7 +200,7 @@ EXPRESSIBLE = {
     "dots1": {"sliding_window": None, "layer_types": None},
     "falcon_h1": {"mamba_norm_before_gate": False},
     "mamba2": {"use_bias": False}, "mamba": {"use_bias": False}, "jamba": {"mamba_proj_bias": False},
-    "falcon_mamba": {"use_bias": False, "mixer_rms_eps": 1e-5},
+    "falcon_mamba": {"use_bias": False, "layer_norm_epsilon": 1e-5, "mixer_rms_eps": 1e-5},
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
     "internlm3": {"attention_bias": False, "mlp_bias": False},
     "youtu": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
