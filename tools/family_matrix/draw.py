@@ -64,6 +64,7 @@ CHOICES: Mapping[str, Sequence[object]] = {
     "num_ln_in_parallel_attn": (1, 2),
     "prefix_dense_intermediate_size": (20, 36),
     "expert_selection_fn": ("softmax", "sigmoid"),
+    "router_jitter_noise": (0.0, 0.01, 0.3),
     "gating": (True, "per-head", "per-element"),
     "moe_router_logit_softcapping": (0.0, 1.5),
     "shared_expert_combination_strategy": ("average", "sum"),
@@ -202,7 +203,7 @@ def _layers(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
 
 def _rotary(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
     old, rule = found.get("rope_parameters"), {"rope_theta": pick((100.0, 1e4)), **pick(ROTARY)}
-    if not old or old.get("rope_type") == "longrope":
+    if not old or old.get("rope_type") == "longrope" or found["model_type"] == "phimoe":
         return
     if "full_attention" in old:
         own = old["full_attention"] | pick(({"rope_theta": rule["rope_theta"]}, rule))
