@@ -87,7 +87,7 @@ def olmo_hybrid(config: Config) -> DecoderSpec:
         rotary = rope(config)
     else:
         config = config.with_values({"rope_theta": 1.0})
-        rope_parameters(config)  # raises for a value of another form
+        rope_parameters(config)  # which raises for other values than parameters
         config = config.with_values({"rope_parameters": None, "rope_scaling": None})
     layers = mixed_layers(config, [not one for one in linear], recurrent, rotary)
     before, after = NormPlaces(True, False, True, False), NormPlaces(False, True, False, True)
