@@ -28,6 +28,8 @@ ERRORS = {"fp32": 2e-5, "fp16": 0.02, "bf16": 0.12}
 MATRIX = re.compile(r"layers\.\d+\.(q_a|q|kv_a|k|v|o|attn_gate|gate|up|down|state\.(q|k|v|z|o))")
 CONVOLUTION = re.compile(r"layers\.\d+\.state\.beta")
 """In a short convolution this is a matrix, too; elsewhere it has a row per head and stays as it is."""
+OF_VALUES = re.compile(r"layers\.\d+\.state\.(q|k)")
+"""In mamba1 these are products of the values, which stay as they are."""
 DENSE = [name for name, spec in SPECS.items() if not any(layer.moe for layer in spec.layers)]
 
 
@@ -58,11 +60,15 @@ ROUNDED = {"int8": int8, "q4": q4}
 
 def rounded(spec, weights: Weights, weight_format: str, dtype: str) -> Weights:
     """The weights with the layers' matrices rounded."""
-    is_short = any(layer.recurrent and layer.recurrent.kind == "short_conv" for layer in spec.layers)
+    kinds = {layer.recurrent.kind for layer in spec.layers if layer.recurrent}
+
+    def is_rounded(name):
+        if CONVOLUTION.fullmatch(name):
+            return "short_conv" in kinds
+        return MATRIX.fullmatch(name) and not ("mamba1" in kinds and OF_VALUES.fullmatch(name))
+
     return {
-        name: float_tensor(ROUNDED[weight_format](tensor.dequantize(), dtype))
-        if MATRIX.fullmatch(name) or (is_short and CONVOLUTION.fullmatch(name))
-        else tensor
+        name: float_tensor(ROUNDED[weight_format](tensor.dequantize(), dtype)) if is_rounded(name) else tensor
         for name, tensor in weights.items()
     }
 
