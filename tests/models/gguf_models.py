@@ -222,6 +222,9 @@ EXPRESSIBLE = {
         "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "layer_types": None,
         "no_rope_layers": None, "moe_layers": None, "use_qk_norm": True, "attn_temperature_tuning": True,
     },
+    "cohere2_moe": {"shared_expert_combination_strategy": "average"},
+    "laguna": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+    "mellum": {"mlp_layer_types": ["sparse", "sparse", "sparse", "sparse"]},
     "minicpm3": {"scale_emb": 12.0, "dim_model_base": 256},
     "llama": {"hidden_act": "silu"},
     "qwen2": {"hidden_act": "silu", "use_sliding_window": False, "sliding_window": None, "layer_types": None},
@@ -824,8 +827,11 @@ def metadata(config):
             "cohere2moe.expert_shared_count": ("u32", shared),
             "cohere2moe.expert_shared_feed_forward_length": ("u32", shared * inner),
             "cohere2moe.leading_dense_block_count": ("u32", config["mlp_layer_types"].count("dense")),
-            "cohere2moe.expert_gating_func": ("u32", 1),
-            "cohere2moe.expert_weights_norm": ("bool", True),
+            "cohere2moe.expert_gating_func": ("u32", 2 if config["expert_selection_fn"] == "sigmoid" else 1),
+            "cohere2moe.expert_weights_norm": (
+                "bool",
+                config["expert_selection_fn"] == "softmax" or config["norm_topk_prob"],
+            ),
             "cohere2moe.attention.sliding_window_pattern": ("[bool]", [kind == "sliding_attention" for kind in types]),
         }
     if config["model_type"] in ("cohere", "cohere2", "cohere2_moe"):

@@ -225,6 +225,34 @@ def test_models_of_one_model_type_are_told_apart_by_their_class(tmp_path):
         load_model(path)
 
 
+def test_convolutions_of_other_sizes_are_not_joined(tmp_path):
+    tiny = TINY["olmo-hybrid"]
+    tensors = random_tensors(tiny["shapes"])
+    name = next(name for name in tensors if name.endswith("k_conv1d.weight"))
+    tensors[name] = tensors[name][..., 1:]
+    with pytest.raises(ModelError, match=r"q_conv1d\.weight, .*v_conv1d\.weight are not rows of one"):
+        load_model(write_model(tmp_path / "model", tiny["config"], tensors))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("dbrx", {"clip_qkv": 2.0}, r"clip_qkv = 2\.0 is not supported"),
+        ("dbrx", {"intermediate_size": 7}, "intermediate_size = 7 is not supported"),
+        ("mpt", {"clip_qkv": 2.0}, r"clip_qkv = 2\.0 is not supported"),
+        (
+            "dbrx",
+            {"ffn_config": {**TINY["dbrx"]["config"]["ffn_config"], "ffn_act_fn": {"name": ["silu"]}}},
+            "ffn_act_fn",
+        ),
+        ("laguna", {"num_attention_heads_per_layer": 4}, "num_attention_heads_per_layer"),
+    ],
+)
+def test_a_key_in_another_place_or_of_another_form_is_refused(tmp_path, name, changes, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(make(tmp_path, name, **changes))
+
+
 def older(config):
     """The configuration in the form that transformers wrote before version 5."""
     config = dict(config)

@@ -177,6 +177,36 @@ def test_a_file_gives_the_logits_of_a_directory(tmp_path, case, executor):
     assert want.std() > 0.3
 
 
+REFUSED = {
+    "cohere2-moe": [{"cohere2moe.expert_gating_func": ("u32", 3)}],
+    **{
+        name: [
+            {f"{name}.attention.sliding_window": ("u32", 0)},
+            {f"{name}.attention.sliding_window_pattern": ("u32", 0)},
+        ]
+        for name in ("laguna", "mellum")
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "more"), [(name, more) for name, every in REFUSED.items() for more in every])
+def test_a_value_that_is_not_computed_is_refused_with_its_key(tmp_path, name, more):
+    config = gguf_models.expressible(TINY[name]["config"])
+    path = write(tmp_path / "model.gguf", config, random_tensors(TINY[name]["shapes"]), more)
+    [key] = more
+    with pytest.raises(ModelError, match=rf"{re.escape(key)} = \d"):
+        load_model(path)
+
+
+def test_the_probabilities_of_a_softmax_of_all_experts_may_keep_their_sum(tmp_path):
+    tiny, more = TINY["cohere2-moe"], {"cohere2moe.expert_weights_norm": ("bool", False)}
+    found = [
+        load_model(write(tmp_path / "model.gguf", tiny["config"], random_tensors(tiny["shapes"]), one)).spec.layers[-1]
+        for one in (more, {})
+    ]
+    assert [layer.moe.norm_topk for layer in found] == [False, True]
+
+
 def with_gate_and_up(arrays):
     """The tensors of a file with gate and up of all experts of a layer in one."""
     fused = {}

@@ -122,6 +122,17 @@ def test_digits_are_split_in_threes_from_the_right(pre, text):
     assert [place for _, place in found] == [place for _, place in want]
 
 
+@given(text=st.text(st.sampled_from("  \t\n\ra;1\u3000"), max_size=20))
+def test_runs_of_spaces_are_those_of_one_pattern(text):
+    """The pattern of Jais 2 as its tokenizer has it takes quadratic time."""
+    [own] = PRESETS["jais-2"].patterns
+    slow = own.replace(r"(?<![^\S\r\n])", "")
+    assert slow != own
+    want = tokenizers.pre_tokenizers.Split(tokenizers.Regex(slow), "isolated").pre_tokenize_str(text)
+    found = PRESETS["jais-2"].pre_tokenizer().pre_tokenize_str(text)
+    assert [place for _, place in found] == [place for _, place in want]
+
+
 OF_LLAMA_CPP = """
     a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r dbrx deepseek-coder
     deepseek-llm deepseek-r1-qwen deepseek-v3 default exaone exaone-moe exaone4 f2llmv2 falcon falcon-h1 falcon3 gemma4

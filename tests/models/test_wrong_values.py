@@ -57,13 +57,13 @@ def is_number(value):
     return type(value) in (int, float)
 
 
-_OWN_ROTARY = ("mellum", "lfm3", "gemma4_text", "gemma4_unified_text", "gptj", "codegen")
+_OWN_ROTARY = ("mellum", "laguna", "lfm3", "gemma4_text", "gemma4_unified_text", "gptj", "codegen")
 LISTS = {
     "mlp_only_layers": [[]],
     "moe_layers": [[]],
     "attn_layer_indices": [[]],
     ("llama4_text", "no_rope_layers"): [[]],
-    **{(name, "rope_scaling"): [] for name in ("mellum", "gptj", "codegen", "cohere2_moe")},
+    **{(name, "rope_scaling"): [] for name in ("gptj", "codegen", "cohere2_moe")},
     **{(name, "rope_parameters"): [] for name in _OWN_ROTARY},
     "full_attn_idxs": [[]],
     "rope_scaling": [{}],

@@ -211,16 +211,27 @@ def oracle_of(folder: Path, name: str) -> transformers.PreTrainedModel:
 
     Longrope has the long frequencies, and their scale, for every length, as `MAX_LEN` selects for all requests.
     """
-    is_other = name in make_tiny.SAME_ARITHMETIC
+    same = make_tiny.SAME_ARITHMETIC.get(name)
+    is_other = same is not None
     config = copy.deepcopy(make_tiny.MODELS[name]) if is_other else transformers.AutoConfig.from_pretrained(folder)
     rules = getattr(config, "rope_parameters", None) or {}
     if rules.get("rope_type") == "longrope" and rules["original_max_position_embeddings"] < MAX_LEN:
         rules["short_factor"] = rules["long_factor"]
         if "long_mscale" in rules:
             rules["short_mscale"] = rules["long_mscale"]
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, config=config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
-    ).eval()
+    options: dict[str, Any] = {
+        "config": config, "attn_implementation": "eager", "experts_implementation": "eager", "dtype": torch.float32
+    }  # fmt: skip
+    if same is None:
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+    with tempfile.TemporaryDirectory() as place:
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(place)
+        with safe_open(Path(place) / "model.safetensors", "np") as file:
+            shapes = {key: list(file.get_slice(key).get_shape()) for key in sorted(file.keys())}
+        with safe_open(folder / "model.safetensors", "np") as file:
+            tensors = {key: file.get_tensor(key) for key in file}
+        other = write_model(Path(place) / "other", config.to_dict(), same.as_other(shapes, tensors))
+        return transformers.AutoModelForCausalLM.from_pretrained(other, **options).eval()
 
 
 def checked_gguf(column: str, name: str, tiny: Tiny, place: Path) -> None:

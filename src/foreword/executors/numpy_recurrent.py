@@ -8,7 +8,7 @@ import numpy as np
 
 from foreword.arrays import F32
 from foreword.batch import InputBatch, state_indices
-from foreword.executors.functions import rms_norm, sigmoid, silu
+from foreword.executors.functions import rms_norm, sigmoid, silu, softplus
 from foreword.models.recurrent import INNER_NORMS, RecurrentSpec, in_bias_of
 
 StateRun = tuple[slice, int, int]
@@ -32,7 +32,7 @@ def recurrent_layer(
         name: _product(h, name, spec, weight) * np.float32(spec.scale_of(name)) for name in ("q", "k", "v", "z", "dt")
     }
     u = np.concatenate([inputs[part] for part, _ in spec.parts], axis=1)  # [T, channels]
-    dt = np.maximum(np.logaddexp(np.float32(0), inputs["dt"] + weight("dt_bias")), spec.least_step)  # [T, heads]
+    dt = np.maximum(softplus(inputs["dt"] + weight("dt_bias")), spec.least_step)  # [T, heads]
     decay = np.exp(-np.exp(weight("a_log")) * dt)
     beta = dt
     if spec.kind == "gated_delta":
@@ -123,7 +123,7 @@ def _selective(h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, states
             r, k, q = (
                 rms_norm(x, spec.inner_eps) * weight(name) for x, name in zip((r, k, q), INNER_NORMS, strict=True)
             )
-        dt = np.logaddexp(np.float32(0), r @ weight("dt").T + weight("dt_bias"))  # [T, channels]
+        dt = softplus(np.add(r @ weight("dt").T, weight("dt_bias"), dtype=np.float32))  # [T, channels]
         for t in range(len(v)):
             matrix *= np.exp(-rates * dt[t])
             matrix += k[t][:, None] * (dt[t] * v[t])

@@ -157,7 +157,7 @@ def _renamed(path: Path, tensors: Mapping[str, Tensor], family: Family) -> Mappi
             raise ModelError(f"{path}: tensors {both} and {others[both]} are the same weight. {fix}")
         tensors = {others.get(name, name): tensor for name, tensor in tensors.items()}
     for end, parts in family.joined.items():
-        tensors = _joined(tensors, end, parts)
+        tensors = _joined(path, tensors, end, parts)
     names = {**SAFETENSORS_NAMES, **family.names}
     model, _, embed = names["embed"].partition(".")
     if embed not in tensors:
@@ -183,14 +183,17 @@ def _split_experts(tensors: Mapping[str, Tensor], end: str, spec: DecoderSpec) -
     return found
 
 
-def _joined(tensors: Mapping[str, Tensor], end: str, parts: tuple[str, ...]) -> Mapping[str, Tensor]:
+def _joined(path: Path, tensors: Mapping[str, Tensor], end: str, parts: tuple[str, ...]) -> Mapping[str, Tensor]:
     """Return the tensors with those whose names end with one of ``parts`` each as rows of one: see `Family.joined`. A
-    tensor without its other parts stays as it is.
+    tensor without its other parts stays as it is. Raise ModelError for rows of different sizes.
     """
     found = dict(tensors)
     for name in (name for name in tensors if name.endswith(parts[0])):
         own = [name.removesuffix(parts[0]) + part for part in parts]
         if all(part in tensors for part in own):
+            if len({tensors[part].shape[1:] for part in own}) > 1:
+                fix = "Use configuration and weights of the same model"
+                raise ModelError(f"{path}: tensors {', '.join(own)} are not rows of one. {fix}")
             found[name.removesuffix(parts[0]) + end] = float_tensor(
                 np.concatenate([found.pop(part).dequantize() for part in own])
             )

@@ -111,7 +111,10 @@ _AFMOE = (
 _KIMI = _cased_words("{1,3}", f"{_SUFFIXES}?", but=r"&&[^\p{Han}]", after_symbols=r"[\r\n]*")
 _MARKED = r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
 _ONE_LINE = r"\s*[\r\n]|\s+(?!\S)|\s+"
-_HALVED = "|".join([r"\s*[\r\n]+", *(rf"\s{{{1 << i}}}(?!\S)" for i in (9, 8, 7, 6, 5, 4, 3, 2)), r"\s{1,2}(?!\S)|\s"])
+# Behind a space no line ends: without the look behind, each part of a run of spaces would search the rest of it.
+_HALVED = "|".join(
+    [r"(?<![^\S\r\n])\s*[\r\n]+", *(rf"\s{{{1 << i}}}(?!\S)" for i in (9, 8, 7, 6, 5, 4, 3, 2)), r"\s{1,2}(?!\S)|\s"]
+)
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", _DIGIT)
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")

@@ -340,7 +340,9 @@ def decoder(
         raise config.error("is_causal = False is not supported with a sliding window", USE_ITS_CONFIG)
     for shape in made.head_shapes:
         if shape.num_heads % shape.num_kv_heads:
-            reason = f"{shape.num_heads} heads are not a multiple of {shape.num_kv_heads} key/value heads"
+            labels = [config.label(key) for key in ("num_attention_heads", "num_key_value_heads")]
+            counts = f"{shape.num_heads} heads are not a multiple of {shape.num_kv_heads} key/value heads"
+            reason = f"{counts} ({' and '.join(labels)})"
             raise config.error(reason, USE_ITS_CONFIG)
     return made
 

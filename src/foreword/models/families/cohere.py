@@ -105,13 +105,13 @@ def _rotation(config: Config, kind: str) -> RopeSpec | None:
 
 def _experts(config: Config) -> MoeSpec:
     """Return the experts, and the shared ones as one. A softmax is of the chosen experts alone."""
-    is_softmax = config.get(_GATING, int, 2) == 1 if config.prefix else config.value(_SELECTION) == "softmax"
+    is_softmax = config.value(_GATING) == 1 if config.prefix else config.value(_SELECTION) == "softmax"
     inner = config.size("moe_intermediate_size" if config.prefix else "intermediate_size")
     shared = config.count("num_shared_experts")
     return replace(
         experts(config),
         intermediate_size=inner,
-        norm_topk=is_softmax or config.get("norm_topk_prob", bool),
+        norm_topk=(is_softmax and not config.prefix) or config.get("norm_topk_prob", bool),
         scoring="softmax" if is_softmax else "sigmoid",
         shared_intermediate_size=shared and config.size(_SHARED, shared * inner),
         shared_gate=False,
@@ -168,7 +168,7 @@ FAMILIES = {
             [Key(_RMS, gguf="attention.layer_norm_rms_epsilon", kind=float), Key(_SLIDES, gguf=_SLIDES[2:], kind=list)],
             [Key("first_k_dense_replace", 0, gguf="leading_dense_block_count", gguf_default=0)],
             [Key("num_shared_experts", 0, gguf="expert_shared_count", gguf_default=0)],
-            [Key(_GATING, gguf=_GATING[2:], kind=int), Key(_SHARED, gguf=_SHARED[2:], kind=int)],
+            [Key(_GATING, None, (None, 0, 1, 2), gguf=_GATING[2:]), Key(_SHARED, gguf=_SHARED[2:], kind=int)],
             [only_in_gguf("rope.freq_base_swa", None), *NEXT_TOKEN_HEADS],
             [Key(_STRATEGY, "average", ("average", "sum")), Key(_SELECTION, "softmax", ("softmax", "sigmoid"))],
             tie_word_embeddings=True,

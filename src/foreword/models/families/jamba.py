@@ -51,7 +51,8 @@ def _experts(config: Config) -> MoeSpec | None:
     if moe.num_experts == 1:
         return None
     if moe.experts_per_token > moe.num_experts:
-        reason = f"num_experts_per_tok = {moe.experts_per_token} of {moe.num_experts} experts"
+        label = config.label("num_experts_per_tok")
+        reason = f"{label} = {moe.experts_per_token} of {moe.num_experts} experts"
         raise config.error(reason, USE_ITS_CONFIG)
     return moe
 

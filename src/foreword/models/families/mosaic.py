@@ -34,6 +34,7 @@ def mpt(config: Config) -> DecoderSpec:
         most, own["clip_qkv"] = config.positive(_MOST), limit_of(config, "clip_qkv")
     else:
         attention = part_of(config, "attn_config", _ATTENTION)
+        _refuse_outside(config, "clip_qkv")
         most = 8.0
         own["clip_qkv"] = limit_of(attention, "clip_qkv") if attention.value("clip_qkv") else None
         if attention.value("softmax_scale") is not None:
@@ -54,21 +55,30 @@ def dbrx(config: Config) -> DecoderSpec:
     else:
         attention, ffn = part_of(config, "attn_config", _DBRX_ATTENTION), part_of(config, "ffn_config", _FFN)
         config = _with_base(config, attention)
+        _refuse_outside(config, "clip_qkv", "intermediate_size")
         own["clip_qkv"], own["num_kv_heads"] = limit_of(attention, "clip_qkv"), attention.size("kv_n_heads")
         if (given := config.value("num_key_value_heads")) not in (None, own["num_kv_heads"]):
             raise config.refused("num_key_value_heads", given)
         if (given := ffn.value("hidden_size")) not in (None, config.size("hidden_size")):
             raise ffn.refused("hidden_size", given)
         inner, act = ffn.size("ffn_hidden_size"), ffn.value("ffn_act_fn")
-        if act is not None and not (isinstance(act, Mapping) and {*act} == {"name"} and act["name"] in ACTIVATIONS):
+        name = act.get("name") if isinstance(act, Mapping) and {*act} == {"name"} else act
+        if act is not None and not (act != name and isinstance(name, str) and name in ACTIVATIONS):
             raise ffn.refused("ffn_act_fn", act)
-        own["activation"] = ACTIVATIONS[act["name"]] if act else "silu"
+        own["activation"] = "silu" if name is None else ACTIVATIONS[name]
         is_normed = ffn.value("moe_normalize_expert_weights") is not None
         moe = MoeSpec(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), inner, norm_topk=is_normed)
     check_groups(config, moe)
     own |= {"layer_norm": True, "intermediate_size": inner}
     layers = (LayerSpec(rope(config), moe=moe),) * num_layers(config)
     return decoder(config, "dbrx", layers, act=None, eps=_EPS, **own)
+
+
+def _refuse_outside(config: Config, *keys: str) -> None:
+    """Raise ModelError for keys of GGUF files, whose values a config.json has in ``attn_config`` and ``ffn_config``."""
+    for key in keys:
+        if config.value(key) is not None:
+            raise config.refused(key, config.value(key))
 
 
 def _with_base(config: Config, attention: Config) -> Config:

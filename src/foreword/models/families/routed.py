@@ -108,17 +108,17 @@ def _with_ropes(config: Config, ropes: Mapping[str, Mapping[str, Any]]) -> Confi
     if config.prefix:
         return config
     for key, usual in (("rope_theta", 10000.0), ("rope_scaling", None)):
-        if config.value(key) not in (usual, None):
+        if config.value(key) not in (usual, None, {}):
             raise config.refused(key, config.value(key))
     return config if config.value("rope_parameters") is not None else config.with_values({"rope_parameters": ropes})
 
 
-def _by_kind(config: Config, rest: int) -> list[LayerSpec]:
-    """Return layers with full attention, or a window where ``layer_types`` says so, each kind with its rotation. rest:
+def _by_kind(config: Config, full: int) -> list[LayerSpec]:
+    """Return layers with full attention, or a window where ``layer_types`` says so, each kind with its rotation. full:
     of every few layers of a GGUF file that does not list them, the number of the one with full attention.
     """
     if config.prefix:
-        return _by_kind_in_gguf(config, rest)
+        return _by_kind_in_gguf(config, full)
     spans = windows(config, lambda i: False)
     kinds = ["sliding_attention" if span else "full_attention" for span in spans]
     check_bases(config, {*kinds})
@@ -126,21 +126,26 @@ def _by_kind(config: Config, rest: int) -> list[LayerSpec]:
     return [LayerSpec(ropes[kind], span) for kind, span in zip(kinds, spans, strict=True)]
 
 
-def _by_kind_in_gguf(config: Config, rest: int) -> list[LayerSpec]:
-    """See `_by_kind`. Layers with a window rotate whole heads, without a scaling."""
+def _by_kind_in_gguf(config: Config, full: int) -> list[LayerSpec]:
+    """See `_by_kind`. Layers with a window rotate whole heads, without a scaling. Raise ModelError for a list of layers
+    with a window without a window.
+    """
     if isinstance(config.value(_SLIDES), list):
-        flags = sliding_flags(config, _SLIDES, num_layers(config))
+        flags = sliding_flags(config, _SLIDES, num_layers(config)) or [False] * num_layers(config)
         spans = windows(config, lambda i: flags[i])
+        if any(flags) and not any(spans):
+            reason = f"{config.label('sliding_window')} = {config.value('sliding_window')}, but some layers are sliding"
+            raise config.error(reason, USE_ITS_CONFIG)
     else:
         every = config.size(_SLIDES, 4)
-        spans = windows(config, lambda i: i % every != rest % every)
+        spans = windows(config, lambda i: i % every != full % every)
     unscaled = {
         "rope_scaling": None,
         "rope_theta": config.positive(_LOCAL_THETA, config.positive("rope_theta")),
         ROTARY_DIM: config.size(_LOCAL_DIM, head_dim(config)),
     }
-    full, local = rope(config), rope(config.with_values(unscaled))
-    return [LayerSpec(local if span else full, span) for span in spans]
+    own, local = rope(config), rope(config.with_values(unscaled))
+    return [LayerSpec(local if span else own, span) for span in spans]
 
 
 def laguna(config: Config) -> DecoderSpec:
@@ -150,8 +155,8 @@ def laguna(config: Config) -> DecoderSpec:
     if not config.prefix and config.value("partial_rotary_factor") != 1.0:
         raise config.refused("partial_rotary_factor", config.value("partial_rotary_factor"))
     count, key = num_layers(config), "num_attention_heads" if config.prefix else _HEADS
-    listed = isinstance(config.value(key), list)
-    heads = config.sequence(key) if listed else [config.size("num_attention_heads")] * count
+    has_one = config.value(key) is None or (config.prefix and not isinstance(config.value(key), list))
+    heads = [config.size("num_attention_heads")] * count if has_one else config.sequence(key)
     if len(heads) != count or not all(type(one) is int and 0 < one <= 1 << 16 for one in heads):
         raise config.error(f"{config.label(key)} {heads!r:.80} is not {count} numbers of heads", USE_ITS_CONFIG)
     config = config.with_values({"num_attention_heads": heads[0]}) if config.prefix else config
