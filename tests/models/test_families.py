@@ -242,6 +242,16 @@ def test_convolutions_of_other_sizes_are_not_joined(tmp_path):
         ("mpt", {"clip_qkv": 2.0}, r"clip_qkv = 2\.0 is not supported"),
         (
             "dbrx",
+            {"ffn_config": {**TINY["dbrx"]["config"]["ffn_config"], "moe_top_k": 99}},
+            "ffn_config: a token cannot take 99 experts of 4 experts",
+        ),
+        (
+            "dbrx",
+            {"attn_config": {**TINY["dbrx"]["config"]["attn_config"], "kv_n_heads": 1}},
+            "attn_config: kv_n_heads = 1, num_key_value_heads = 2",
+        ),
+        (
+            "dbrx",
             {"ffn_config": {**TINY["dbrx"]["config"]["ffn_config"], "ffn_act_fn": {"name": ["silu"]}}},
             "ffn_act_fn",
         ),

@@ -103,7 +103,7 @@ def whose(types: list[str]) -> str:
 
 
 def ignored() -> Iterator[tuple[str, ...]]:
-    yield ("without effect", "keys")
+    yield ("without effect where the family does not read them", "keys")
     for reason in dict.fromkeys(WITHOUT_EFFECT.values()):
         yield reason, code(name for name, other in WITHOUT_EFFECT.items() if other == reason)
 

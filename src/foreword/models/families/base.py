@@ -526,9 +526,8 @@ def check_groups(config: Config, moe: MoeSpec) -> None:
     """Raise ModelError for groups of experts that are not equal, or have fewer than a token takes."""
     size, rest = divmod(moe.num_experts, moe.num_groups)
     if rest or moe.groups_per_token > moe.num_groups or moe.experts_per_token > moe.groups_per_token * size:
-        reason = (
-            f"{moe.experts_per_token} experts of {moe.groups_per_token} of {moe.num_groups} groups of {moe.num_experts}"
-        )
+        groups = f" of {moe.groups_per_token} of {moe.num_groups} groups" if moe.num_groups > 1 else ""
+        reason = f"a token cannot take {moe.experts_per_token} experts{groups} of {moe.num_experts} experts"
         raise config.error(reason, USE_ITS_CONFIG)
 
 

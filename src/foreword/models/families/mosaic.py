@@ -58,7 +58,8 @@ def dbrx(config: Config) -> DecoderSpec:
         _refuse_outside(config, "clip_qkv", "intermediate_size")
         own["clip_qkv"], own["num_kv_heads"] = limit_of(attention, "clip_qkv"), attention.size("kv_n_heads")
         if (given := config.value("num_key_value_heads")) not in (None, own["num_kv_heads"]):
-            raise config.refused("num_key_value_heads", given)
+            reason = f"attn_config: kv_n_heads = {own['num_kv_heads']}, num_key_value_heads = {given!r:.80}"
+            raise config.error(reason, USE_ITS_CONFIG)
         if (given := ffn.value("hidden_size")) not in (None, config.size("hidden_size")):
             raise ffn.refused("hidden_size", given)
         inner, act = ffn.size("ffn_hidden_size"), ffn.value("ffn_act_fn")
@@ -68,7 +69,7 @@ def dbrx(config: Config) -> DecoderSpec:
         own["activation"] = "silu" if name is None else ACTIVATIONS[name]
         is_normed = ffn.value("moe_normalize_expert_weights") is not None
         moe = MoeSpec(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), inner, norm_topk=is_normed)
-    check_groups(config, moe)
+    check_groups(config if config.prefix else ffn, moe)
     own |= {"layer_norm": True, "intermediate_size": inner}
     layers = (LayerSpec(rope(config), moe=moe),) * num_layers(config)
     return decoder(config, "dbrx", layers, act=None, eps=_EPS, **own)
