@@ -100,16 +100,11 @@ void activate(Gate gate, size_t size, float *x) {
 }
 
 void xielu(const float *numbers, size_t size, float *x) {
-  const float positive = numbers[0], beta = numbers[2];
-  const F32 negative = set1(numbers[1]), eps = set1(numbers[3]);
+  const F32 positive = set1(numbers[0]), negative = set1(numbers[1]), beta = set1(numbers[2]), eps = set1(numbers[3]);
   over_vectors(size, [&](size_t k) FW_LAMBDA {
     const F32 v = load(x + k), curve = sub(sub(exp_f32(min_f32(v, eps)), set1(1.f)), v);
-    float below[kLanes];
-    store(below, fma(negative, curve, mul(set1(beta), v)));
-    for (size_t i = 0; i < size_t(kLanes); ++i) {
-      const float value = x[k + i];
-      x[k + i] = value > 0.f ? (positive * value + beta) * value : below[i];
-    }
+    const F32 below = fma(negative, curve, mul(beta, v));
+    store(x + k, where_positive(v, mul(fma(positive, v, beta), v), below));
   });
 }
 

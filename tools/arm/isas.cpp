@@ -208,15 +208,70 @@ std::vector<float> convolutions(const Isa &isa, bool silu) {
   constexpr int kKernel = 4, kChannels = 64;
   std::vector<float> all;
   for (const int tokens : {1, 4, 7}) {
-    const std::vector<float> in = random_numbers(size_t(tokens) * kChannels);
+    std::vector<float> rows = random_numbers(size_t(tokens) * kChannels);
     const std::vector<float> weights = random_numbers(kKernel * kChannels);
-    std::vector<float> past = random_numbers((kKernel - 1) * kChannels), out(in.size());
-    isa.convolve({in.data(), past.data(), past.data(), weights.data(), silu ? weights.data() : nullptr, out.data(),
-                  kChannels, kChannels, tokens, kKernel, 0, kChannels, silu});
-    all.insert(all.end(), out.begin(), out.end());
+    std::vector<float> past = random_numbers((kKernel - 1) * kChannels);
+    isa.convolve({.rows = rows.data(),
+                  .past = past.data(),
+                  .last = past.data(),
+                  .weights = weights.data(),
+                  .bias = silu ? weights.data() : nullptr,
+                  .stride = kChannels,
+                  .channel_stride = kChannels,
+                  .num_tokens = tokens,
+                  .kernel = kKernel,
+                  .begin = 0,
+                  .end = kChannels,
+                  .silu = silu});
+    all.insert(all.end(), rows.begin(), rows.end());
     all.insert(all.end(), past.begin(), past.end());
   }
   return all;
+}
+
+// The recurrence of mamba1 over one token, and over so many that some are computed together and some alone.
+std::vector<float> selective_scans(const Isa &isa) {
+  constexpr int kKeys = 5, kChannels = 2 * kChannelGroup;
+  std::vector<float> all;
+  for (const int tokens : {1, 4, 7}) {
+    const size_t values = size_t(tokens) * kChannels;
+    const std::vector<float> x = random_numbers(values), gate = random_numbers(values), step = random_numbers(values);
+    const std::vector<float> k = random_numbers(size_t(tokens) * kKeys), q = random_numbers(size_t(tokens) * kKeys);
+    const std::vector<float> bias = random_numbers(kChannels), skip = random_numbers(kChannels);
+    std::vector<float> rate = random_numbers(kChannels * kKeys), state = random_numbers(rate.size()), out(values);
+    for (float &one : rate) one = std::exp(one);
+    isa.scan_selective({.num_tokens = tokens,
+                        .key_dim = kKeys,
+                        .begin = 0,
+                        .end = kChannels,
+                        .rate = rate.data(),
+                        .before = state.data(),
+                        .state = state.data(),
+                        .step_bias = bias.data(),
+                        .skip = skip.data(),
+                        .x = x.data(),
+                        .gate = gate.data(),
+                        .step = step.data(),
+                        .k = k.data(),
+                        .q = q.data(),
+                        .out = out.data(),
+                        .stride = kChannels,
+                        .step_stride = kChannels,
+                        .key_stride = kKeys,
+                        .out_stride = kChannels});
+    all.insert(all.end(), out.begin(), out.end());
+    all.insert(all.end(), state.begin(), state.end());
+  }
+  return all;
+}
+
+// The activation of positive numbers, of negative ones and of 0.
+std::vector<float> xielus(const Isa &isa) {
+  const float numbers[] = {0.8f, 0.7f, 0.5f, -1e-6f};
+  std::vector<float> x = random_numbers(64);
+  x[0] = 0.f;
+  isa.xielu(numbers, x.size(), x.data());
+  return x;
 }
 
 double difference(const std::vector<float> &got, const std::vector<float> &want) {
@@ -249,6 +304,11 @@ int main() {
       const double d = difference(convolutions(isa, silu), convolutions(scalar, silu));
       different += !(d < 1e-5);
       std::printf("%-12s convolution%s  %.1e\n", isa.name, silu ? ", silu" : "", d);
+    }
+    for (const auto &[name, of] : {std::pair{"selective scan", selective_scans}, std::pair{"xIELU", xielus}}) {
+      const double d = difference(of(isa), of(scalar));
+      different += !(d < 1e-5);
+      std::printf("%-12s %s  %.1e\n", isa.name, name, d);
     }
   }
   for (int w = 0; w < 8; ++w) {

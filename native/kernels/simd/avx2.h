@@ -52,6 +52,10 @@ FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
   const __m256i low_enough = _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane);
   return _mm256_blendv_ps(other, v, _mm256_castsi256_ps(_mm256_andnot_si256(too_low, low_enough)));
 }
+// Lane i takes a where v[i] > 0, else b.
+FW_INLINE F32 where_positive(F32 v, F32 a, F32 b) {
+  return _mm256_blendv_ps(b, a, _mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_GT_OQ));
+}
 // Bit i is set where v[i] >= threshold[i].
 FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
   return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(v, threshold, _CMP_GE_OQ)));

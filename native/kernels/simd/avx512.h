@@ -41,6 +41,10 @@ FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
   const uint32_t below_begin = begin >= 16 ? 0xffffu : (1u << (begin > 0 ? begin : 0)) - 1u;
   return _mm512_mask_mov_ps(other, static_cast<__mmask16>(below_end & ~below_begin), v);
 }
+// Lane i takes a where v[i] > 0, else b.
+FW_INLINE F32 where_positive(F32 v, F32 a, F32 b) {
+  return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_GT_OQ), a);
+}
 // Bit i is set where v[i] >= threshold[i].
 FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) { return _mm512_cmp_ps_mask(v, threshold, _CMP_GE_OQ); }
 

@@ -44,6 +44,8 @@ FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
       vandq_u32(vcgeq_s32(lane_numbers(), vdupq_n_s32(begin)), vcltq_s32(lane_numbers(), vdupq_n_s32(end)));
   return vbslq_f32(inside, v, other);
 }
+// Lane i takes a where v[i] > 0, else b.
+FW_INLINE F32 where_positive(F32 v, F32 a, F32 b) { return vbslq_f32(vcgtq_f32(v, vdupq_n_f32(0.f)), a, b); }
 // Bit i is set where v[i] >= threshold[i].
 FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
   return vaddvq_u32(vandq_u32(vcgeq_f32(v, threshold),

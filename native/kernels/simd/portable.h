@@ -49,6 +49,8 @@ FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
   const I32 lane = {0, 1, 2, 3};
   return ((lane >= begin) & (lane < end)) ? v : other;
 }
+// Lane i takes a where v[i] > 0, else b.
+FW_INLINE F32 where_positive(F32 v, F32 a, F32 b) { return v > 0 ? a : b; }
 // Bit i is set where v[i] >= threshold[i].
 FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
   uint32_t bits = 0;
