@@ -70,9 +70,21 @@ def only(name: str, *values: object, gguf: str = "") -> Key:
     return Key(name, values[0], values, gguf)
 
 
+def of_gguf(
+    name: str,
+    default: object = None,
+    values: tuple[object, ...] = (),
+    *,
+    gguf_default: object = None,
+    kind: type | None = None,
+) -> Key:
+    """Return a key that only GGUF files have, whose name begins with `ONLY_IN_GGUF`. The rest of it is theirs."""
+    return Key(name, default, values, name.removeprefix(ONLY_IN_GGUF), gguf_default, kind)
+
+
 def only_in_gguf(gguf: str, *values: object) -> Key:
     """Return a key that only GGUF files have. It is computed for these values alone; None: for no value."""
-    return only(ONLY_IN_GGUF + gguf, *values, gguf=gguf)
+    return of_gguf(ONLY_IN_GGUF + gguf, values[0], values)
 
 
 _REASONS: Mapping[str, str] = {

@@ -11,7 +11,7 @@ import numpy as np
 
 from foreword.arrays import F64
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.keys import Key, Keys, only, table
+from foreword.models.keys import Key, Keys, of_gguf, only, table
 from foreword.models.spec import RopeSpec
 
 ROTARY_DIM, _ORIGINAL = "*.rope.dimension_count", "original_max_position_embeddings"
@@ -21,7 +21,7 @@ ROPE_KEYS = (
     Key("rope_scaling"),
     Key("rope_parameters"),
     only("partial_rotary_factor", 1.0),
-    Key(ROTARY_DIM, gguf="rope.dimension_count"),
+    of_gguf(ROTARY_DIM),
     Key(_ORIGINAL, kind=int),
 )
 """Keys of a config that has a rotary embedding."""

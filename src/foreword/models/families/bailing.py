@@ -7,30 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from foreword.models.config import Config
-from foreword.models.families.base import (
-    DECODER,
-    HIDDEN_ACT,
-    Family,
-    Rows,
-    decoder,
-    fused_rows,
-    head_dim,
-    module_names,
-    num_layers,
-    rope,
-)
-from foreword.models.families.deepseek import ROUTED_NAMES, routed_experts, routed_keys
+from foreword.models.families.base import DECODER, HIDDEN_ACT, Family, Rows, decoder, fused_rows, head_dim, module_names
+from foreword.models.families.deepseek import ROUTED_NAMES, layers_after_dense, routed_experts, routed_keys
 from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.rope import PARTIAL_ROTARY
-from foreword.models.spec import DecoderSpec, LayerSpec
+from foreword.models.spec import DecoderSpec
 
 
 def bailing_moe(config: Config) -> DecoderSpec:
     """Return the spec of Ling 1 and 1.5, which has a softmax over all experts."""
     moe = routed_experts(config, _NAMES, is_sigmoid=False, grouped=False)
-    rotary, dense = rope(config), config.get("first_k_dense_replace", int)
-    layers = tuple(LayerSpec(rotary, moe=moe if i >= dense else None) for i in range(num_layers(config)))
-    inner = config.size("intermediate_size", None if dense > 0 else moe.intermediate_size)
+    layers = layers_after_dense(config, moe)
+    inner = config.size("intermediate_size", moe.intermediate_size if all(layer.moe for layer in layers) else None)
     return decoder(config, "bailing_moe", layers, intermediate_size=inner, **_biases(config))
 
 
@@ -38,13 +26,12 @@ def bailing_moe_v2(config: Config) -> DecoderSpec:
     """Return the spec of Ling 2.0: the first layers are dense, a part of each head rotates."""
     if (rotated := config.optional("rotary_dim", int)) is not None:
         config = config.with_values({PARTIAL_ROTARY.name: rotated / head_dim(config)})
-    rotary, dense = rope(config), config.get("first_k_dense_replace", int)
     moe = routed_experts(config, _NAMES, is_sigmoid=True, grouped=True)
     inner = config.size(_SHARED, moe.intermediate_size)
     moe = replace(moe, shared_intermediate_size=config.count("num_shared_experts") * inner)
     if not config.prefix:  # its reference divides by the sum without a key
         moe = replace(moe, norm_topk=moe.experts_per_token > 1)
-    layers = tuple(LayerSpec(rotary, moe=moe if i >= dense else None) for i in range(num_layers(config)))
+    layers = layers_after_dense(config, moe)
     return decoder(config, "bailing_moe_v2", layers, qk_norm=config.get("use_qk_norm", bool), **_biases(config))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from foreword.errors import ModelError
 from foreword.models.config import O_BIAS, USE_ITS_CONFIG, Config
-from foreword.models.keys import WITHOUT_EFFECT, Key, Keys, only, only_in_gguf
+from foreword.models.keys import WITHOUT_EFFECT, Key, Keys, of_gguf, only, only_in_gguf
 from foreword.models.rope import ROPE_KEYS, ROTARY_DIM, model_length, rope_parameters, rope_spec
 from foreword.models.spec import Activation, DecoderSpec, LayerSpec, MoeSpec, RopeSpec
 
@@ -96,9 +96,9 @@ WITH_BIASES = (*ATTENTION_BIAS, Key("mlp_bias", False))
 """The keys of families whose products of attention, and of the MLP, may have biases."""
 NO_EXPERT_BIASES = {f"experts.{name}_bias": 0.0 for name in ("gate", "up", "down")}
 """The `Family.constants` of families whose MLPs may have biases, while their experts have none."""
-NEXT_TOKEN_HEADS = (Key(_OF_HEADS, gguf=_OF_HEADS.removeprefix("*."), kind=int),)
+NEXT_TOKEN_HEADS = (of_gguf(_OF_HEADS, kind=int),)
 """The key of families whose heads for further tokens are run."""
-NUM_FEATURES = Key("*.n_deepstack_layers", gguf="n_deepstack_layers", kind=int)
+NUM_FEATURES = of_gguf("*.n_deepstack_layers", kind=int)
 """The number of first layers to which the encoder of images of a GGUF file gives features; the loader reads it."""
 CLIP_QKV = Key("clip_qkv", gguf="attention.clamp_kqv", kind=float)
 """The key of families whose queries, keys and values may be limited, see `limit_of`."""

@@ -25,7 +25,7 @@ from foreword.models.families.base import (
     windows,
 )
 from foreword.models.families.deepseek import ROUTED_NAMES, sparse_flags
-from foreword.models.keys import Key, only, only_in_gguf, table
+from foreword.models.keys import Key, of_gguf, only, only_in_gguf, table
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
 
 
@@ -165,10 +165,10 @@ FAMILIES = {
         table(
             *(_COMMON, WINDOWS, EXPERTS, [Key(_PATTERN, 4), Key("prefix_dense_sliding_window_pattern", 1)]),
             [Key("prefix_dense_intermediate_size", kind=int), Key("mlp_layer_types")],
-            [Key(_RMS, gguf="attention.layer_norm_rms_epsilon", kind=float), Key(_SLIDES, gguf=_SLIDES[2:], kind=list)],
+            [Key(_RMS, gguf="attention.layer_norm_rms_epsilon", kind=float), of_gguf(_SLIDES, kind=list)],
             [Key("first_k_dense_replace", 0, gguf="leading_dense_block_count", gguf_default=0)],
             [Key("num_shared_experts", 0, gguf="expert_shared_count", gguf_default=0)],
-            [Key(_GATING, None, (None, 0, 1, 2), gguf=_GATING[2:]), Key(_SHARED, gguf=_SHARED[2:], kind=int)],
+            [of_gguf(_GATING, None, (None, 0, 1, 2)), of_gguf(_SHARED, kind=int)],
             [only_in_gguf("rope.freq_base_swa", None), *NEXT_TOKEN_HEADS],
             [Key(_STRATEGY, "average", ("average", "sum")), Key(_SELECTION, "softmax", ("softmax", "sigmoid"))],
             tie_word_embeddings=True,

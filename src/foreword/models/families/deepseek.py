@@ -19,8 +19,9 @@ from foreword.models.families.base import (
     check_groups,
     decoder,
     num_layers,
+    rope,
 )
-from foreword.models.keys import Key, only, only_in_gguf, table
+from foreword.models.keys import Key, of_gguf, only, only_in_gguf, table
 from foreword.models.rope import ROTARY_DIM, rope_parameters, rope_spec
 from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, NormPlaces, RopeSpec
 
@@ -57,6 +58,12 @@ def axk1(config: Config) -> DecoderSpec:
         sparse = listed
     spec, norms = _deepseek(config, "axk1", sparse, grouped=True), NormPlaces(True, False, True, True)
     return replace(spec, layers=tuple(replace(layer, norms=norms if layer.moe else None) for layer in spec.layers))
+
+
+def layers_after_dense(config: Config, moe: MoeSpec | None) -> tuple[LayerSpec, ...]:
+    """Return layers with one rotary embedding. All but the first ``first_k_dense_replace`` have experts."""
+    rotary, dense = rope(config), config.get("first_k_dense_replace", int)
+    return tuple(LayerSpec(rotary, moe=moe if i >= dense else None) for i in range(num_layers(config)))
 
 
 def sparse_flags(config: Config, dense: int) -> list[bool]:
@@ -223,7 +230,7 @@ _GATING, _FREQUENCY = "*.expert_gating_func", "moe_layer_freq"
 _INTERLEAVED = Key("rope_interleave", True, (True, False))
 _MLA = (
     *(*DECODER, HIDDEN_ACT, *ATTENTION_BIAS),
-    *(Key(name, gguf=name.removeprefix("*."), kind=int) for name in _LENGTHS),
+    *(of_gguf(name, kind=int) for name in _LENGTHS),
     *(only_in_gguf(f"attention.{part}_length_swa", None) for part in ("key", "value")),
     Key("head_dim"),
     Key("num_key_value_heads", gguf="attention.head_count_kv", kind=int),
@@ -283,7 +290,7 @@ FAMILIES = {
         deepseek_v3,
         table(
             *(_DEEPSEEK, NEXT_TOKEN_HEADS, [_INTERLEAVED, Key("num_nextn_predict_layers", 1, kind=int)]),
-            [Key(_GATING, gguf="expert_gating_func", kind=int)],
+            [of_gguf(_GATING, kind=int)],
             first_k_dense_replace=3,
             moe_intermediate_size=2048,
             n_group=8,

@@ -26,7 +26,7 @@ from foreword.models.families.base import (
     sparse_layers,
 )
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, mixed_layers, recurrent_of, stacked, state_names
-from foreword.models.keys import Key, only, table
+from foreword.models.keys import Key, of_gguf, only, table
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.rope import PARTIAL_ROTARY, ROTARY_SECTIONS, rope_parameters, with_sections
 from foreword.models.spec import DecoderSpec, LayerSpec, NormPlaces
@@ -166,7 +166,7 @@ _RECURRENT = "*.attention.recurrent_layers"
 # The activation is that of the recurrent layers, too.
 _COMMON = (
     *(*DECODER, *ATTENTION_BIAS, *NEXT_TOKEN_HEADS, PARTIAL_ROTARY, only("hidden_act", "silu", "swish")),
-    *(Key("layer_types"), Key(_RECURRENT, gguf=_RECURRENT.removeprefix("*."), kind=list)),
+    *(Key("layer_types"), of_gguf(_RECURRENT, kind=list)),
     Key("full_attention_interval", 4, gguf="full_attention_interval", gguf_default=4),
     Key("linear_num_value_heads", 32, gguf="ssm.time_step_rank"),
     Key("linear_num_key_heads", 16, gguf="ssm.group_count"),

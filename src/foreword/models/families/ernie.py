@@ -7,7 +7,7 @@ from dataclasses import replace
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import DECODER, HIDDEN_ACT, NO_EXPERT_BIASES, Family, decoder, num_layers, rope
 from foreword.models.families.deepseek import ROUTED_NAMES
-from foreword.models.keys import Key, only, table
+from foreword.models.keys import Key, of_gguf, only, table
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 _SHARED = "*.expert_shared_feed_forward_length"
@@ -46,7 +46,7 @@ _KEYS = (
     Key("moe_layer_end_index", -1),
     Key("moe_layer_interval", 1, gguf="interleave_moe_layer_step", gguf_default=1),
     only("moe_norm_min", 1e-12),  # which the sum of the chosen probabilities is never below
-    Key(_SHARED, gguf=_SHARED.removeprefix("*."), kind=int),
+    of_gguf(_SHARED, kind=int),
 )
 FAMILIES = {
     "ernie4_5_moe": Family(

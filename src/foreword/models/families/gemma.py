@@ -21,7 +21,7 @@ from foreword.models.families.base import (
     rope,
     windows,
 )
-from foreword.models.keys import Key, only, only_in_gguf, table
+from foreword.models.keys import Key, of_gguf, only, only_in_gguf, table
 from foreword.models.pooling import GGUF_DENSE
 from foreword.models.spec import DecoderSpec, LayerSpec
 
@@ -138,11 +138,7 @@ _GEMMA3 = table(
         Key("_sliding_window_pattern", 6),
         Key("rope_local_base_freq", 10000.0, gguf=_LOCAL_THETA, gguf_default=10000.0),
     ],
-    (
-        Key(f"*.{name}_feat_{side}", gguf=f"{name}_feat_{side}", kind=int)
-        for name in GGUF_DENSE
-        for side in ("in", "out")
-    ),
+    (of_gguf(f"*.{name}_feat_{side}", kind=int) for name in GGUF_DENSE for side in ("in", "out")),
     rope_theta=1e6,
     **_DEFAULTS,
     **_GEMMA3_SIZES,

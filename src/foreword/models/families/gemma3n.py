@@ -27,7 +27,7 @@ from foreword.models.families.gemma4 import (
     read_layers,
     sizes_of_layers,
 )
-from foreword.models.keys import Key, only, table
+from foreword.models.keys import Key, of_gguf, only, table
 from foreword.models.spec import DecoderSpec, LayerSpec, StreamsSpec
 
 _PATTERN, _LOCAL_THETA = "*.attention.sliding_window_pattern", "rope_local_base_freq"
@@ -117,9 +117,9 @@ _KEYS = (
     *(Key("altup_correct_scale", True), Key("laurel_rank", 64)),
     Key("altup_coef_clip", 120.0),  # in training alone
     Key("activation_sparsity_pattern", kind=object),
-    Key(_CUTOFFS, gguf=_CUTOFFS.removeprefix("*."), kind=list),
+    of_gguf(_CUTOFFS, kind=list),
     Key("final_logit_softcapping", 30.0, gguf="final_logit_softcapping", gguf_default=30.0, kind=float),
-    Key(_PATTERN, gguf=_PATTERN.removeprefix("*."), kind=list),
+    of_gguf(_PATTERN, kind=list),
     Key(_LOCAL_THETA, 10000.0, gguf="rope.freq_base_swa", gguf_default=10000.0),
 )
 _DEFAULTS = {"num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512, "tie_word_embeddings": True}

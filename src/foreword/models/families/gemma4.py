@@ -21,7 +21,7 @@ from foreword.models.families.base import (
     windows,
 )
 from foreword.models.families.gemma import cap
-from foreword.models.keys import Key, only_in_gguf, table
+from foreword.models.keys import Key, of_gguf, only_in_gguf, table
 from foreword.models.rope import ROTARY_DIM, check_bases, rope_parameters, rope_spec
 from foreword.models.spec import DecoderSpec, HeadShape, LayerSpec, MoeSpec, PerLayerSpec, RopeSpec
 
@@ -240,9 +240,9 @@ _KEYS = (
     Key("moe_intermediate_size", gguf="expert_feed_forward_length", kind=int),
     Key("final_logit_softcapping", gguf="final_logit_softcapping", kind=float),
     Key("use_bidirectional_attention", None, (None, "vision")),  # for images, which are not run
-    Key(_PATTERN, gguf=_PATTERN.removeprefix("*."), kind=object),
-    Key(_LOCAL_DIM, gguf=_LOCAL_DIM.removeprefix("*."), kind=int),
-    Key(_LOCAL_THETA, gguf=_LOCAL_THETA.removeprefix("*."), gguf_default=10000.0, kind=float),
+    of_gguf(_PATTERN, kind=object),
+    of_gguf(_LOCAL_DIM, kind=int),
+    of_gguf(_LOCAL_THETA, gguf_default=10000.0, kind=float),
     only_in_gguf("attention.scale", 0.0, 1.0),
 )
 _GEMMA4 = Family(

@@ -19,7 +19,13 @@ from foreword.models.families.base import (
     rope,
     windows,
 )
-from foreword.models.families.deepseek import LOCAL_ROUTED, ROUTED_EXPERTS, ROUTED_NAMES, routed_experts
+from foreword.models.families.deepseek import (
+    LOCAL_ROUTED,
+    ROUTED_EXPERTS,
+    ROUTED_NAMES,
+    layers_after_dense,
+    routed_experts,
+)
 from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.rope import PARTIAL_ROTARY
 from foreword.models.spec import DecoderSpec, LayerSpec
@@ -36,9 +42,7 @@ def glm4(config: Config) -> DecoderSpec:
 
 def glm4_moe(config: Config) -> DecoderSpec:
     """Return a spec whose first layers have a dense MLP. Only some models have biases and norms of queries and keys."""
-    rotary, dense = rope(config), config.get("first_k_dense_replace", int)
-    moe = routed_experts(config, is_sigmoid=True, grouped=True)
-    layers = tuple(LayerSpec(rotary, moe=moe if i >= dense else None) for i in range(num_layers(config)))
+    layers = layers_after_dense(config, routed_experts(config, is_sigmoid=True, grouped=True))
     return decoder(config, "glm4_moe", layers, o_bias=False, qk_norm=config.get("use_qk_norm", bool))
 
 

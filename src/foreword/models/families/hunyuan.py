@@ -18,7 +18,7 @@ from foreword.models.families.base import (
     num_layers,
     rope,
 )
-from foreword.models.keys import Key, table
+from foreword.models.keys import Key, of_gguf, table
 from foreword.models.rope import rope_parameters
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
@@ -83,7 +83,7 @@ FAMILIES = {
             [
                 Key("num_experts", 1, gguf="expert_count"),
                 Key("moe_topk", 1, gguf="expert_used_count", kind=object),
-                *(Key(name, gguf=name.removeprefix("*."), kind=int) for name in (_WIDTH, _SHARED)),
+                *(of_gguf(name, kind=int) for name in (_WIDTH, _SHARED)),
             ],
             rms_norm_eps=1e-5,
         ),

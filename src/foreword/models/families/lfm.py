@@ -20,7 +20,7 @@ from foreword.models.families.base import (
     rope,
 )
 from foreword.models.families.states import mixed_layers, stacked
-from foreword.models.keys import Key, only, table
+from foreword.models.keys import Key, only_in_gguf, table
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.rope import check_bases
 from foreword.models.spec import DecoderSpec, LayerSpec
@@ -153,7 +153,7 @@ _MOE = (
     Key("num_dense_layers", 2, gguf="leading_dense_block_count", gguf_default=0),
     Key("use_expert_bias", True),
     Key("routed_scaling_factor", 1.0),
-    only("*.expert_gating_func", 2, gguf="expert_gating_func"),
+    only_in_gguf("expert_gating_func", 2),
 )
 _TIED = {"tie_embedding": "tie_word_embeddings"}
 FAMILIES = {

@@ -25,7 +25,7 @@ from foreword.models.families.base import (
     same_window,
     windows,
 )
-from foreword.models.keys import Key, only, table
+from foreword.models.keys import Key, of_gguf, only, table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -138,7 +138,7 @@ FAMILIES = {
     "llama": Family(
         "Llama 2 and 3",
         llama,
-        table(_BIASED, NORMED_EXPERTS, [CAUSAL_OR_NOT, Key(_WINDOW, gguf=_WINDOW.removeprefix("*."), kind=int)]),
+        table(_BIASED, NORMED_EXPERTS, [CAUSAL_OR_NOT, of_gguf(_WINDOW, kind=int)]),
         gguf="llama",
         gguf_interleaved=True,
     ),

@@ -9,7 +9,7 @@ from foreword.models.families.base import DECODER, NO_ROTATION, SIZES, Family
 from foreword.models.families.mamba import MAMBA, fused_mamba, mamba2, time_step_rank
 from foreword.models.families.mamba1 import MAMBA1, MAMBA1_NAMES_IN_GGUF, fused_mamba1, mamba1, mamba1_names
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, check_state, state_names
-from foreword.models.keys import Key, only, only_in_gguf, table
+from foreword.models.keys import Key, of_gguf, only, only_in_gguf, table
 from foreword.models.recurrent import INNER_NORMS, RecurrentSpec
 from foreword.models.spec import DecoderSpec, LayerSpec
 
@@ -77,11 +77,7 @@ _OWN_NAMES = {
     "mamba_proj_bias": "use_bias",
 }
 _OWN_NAMES_OF_MAMBA1 = {**_OWN_NAMES, "mamba_inner": "intermediate_size", "mamba_dt_rank": "time_step_rank"}
-_MAMBA1 = (
-    *_KEYS,
-    *(replace(key, own=_OWN_NAMES_OF_MAMBA1[key.name]) for key in MAMBA1),
-    Key(_NORMS, kind=bool, gguf=_NORMS.removeprefix("*.")),
-)
+_MAMBA1 = (*_KEYS, *(replace(key, own=_OWN_NAMES_OF_MAMBA1[key.name]) for key in MAMBA1), of_gguf(_NORMS, kind=bool))
 _NAMES = {
     "embed": "backbone.embeddings.weight",
     "attn_norm": "backbone.layers.{i}.norm.weight",

@@ -6,7 +6,7 @@ import math
 
 from foreword.models.config import Config
 from foreword.models.families.base import DECODER, HIDDEN_ACT, Family, decoder, num_layers, rope
-from foreword.models.keys import Key, only, table
+from foreword.models.keys import Key, of_gguf, only, table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 _BASE, _DEPTH, _EMBEDDING = 256, 1.4, 12.0
@@ -36,7 +36,7 @@ _KEYS = (
     *(*DECODER, HIDDEN_ACT),
     Key("scale_emb", 1.0, gguf="embedding_scale", gguf_default=_EMBEDDING),
     *(Key("scale_depth", 1.0), Key("dim_model_base", 1)),
-    *(Key(name, gguf=name.removeprefix("*."), kind=float) for name in (_RESIDUAL, _LOGITS)),
+    *(of_gguf(name, kind=float) for name in (_RESIDUAL, _LOGITS)),
     *(only("num_experts", 0), only("sparse_config", None)),
 )
 FAMILIES = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import DECODER, HIDDEN_ACT, WINDOWS, Family, decoder, num_layers, rope, same_window
-from foreword.models.keys import Key, table
+from foreword.models.keys import of_gguf, table
 from foreword.models.rope import rope_parameters
 from foreword.models.spec import DecoderSpec, LayerSpec, QueryGrowth
 
@@ -61,7 +61,7 @@ FAMILIES = {
         ministral3,
         table(
             *(DECODER, WINDOWS, [HIDDEN_ACT]),
-            [Key(_GGUF_GROWTH, gguf=_GGUF_GROWTH[2:], kind=float), Key(_GGUF_LENGTH, gguf=_GGUF_LENGTH[2:], kind=int)],
+            [of_gguf(_GGUF_GROWTH, kind=float), of_gguf(_GGUF_LENGTH, kind=int)],
             num_key_value_heads=8,
             head_dim=128,
             rms_norm_eps=1e-5,

@@ -23,7 +23,7 @@ from foreword.models.families.base import (
     rope,
 )
 from foreword.models.families.gpt import OWN_EPS, gpt_decoder
-from foreword.models.keys import Key, only, table
+from foreword.models.keys import Key, of_gguf, only, table
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 
@@ -35,7 +35,7 @@ def mpt(config: Config) -> DecoderSpec:
     else:
         attention = part_of(config, "attn_config", _ATTENTION)
         _refuse_outside(config, "clip_qkv")
-        most = 8.0
+        most = attention.positive("alibi_bias_max")
         own["clip_qkv"] = limit_of(attention, "clip_qkv") if attention.value("clip_qkv") else None
         if attention.value("softmax_scale") is not None:
             own["query_scale"] = attention.positive("softmax_scale")
@@ -120,7 +120,7 @@ FAMILIES = {
         "MPT",
         mpt,
         table(
-            *(LEARNED_POSITIONS, [OWN_EPS, Key("attn_config"), Key(_MOST, gguf=_MOST.removeprefix("*."), kind=float)]),
+            *(LEARNED_POSITIONS, [OWN_EPS, Key("attn_config"), of_gguf(_MOST, kind=float)]),
             *([CLIP_QKV], _SIZES, [Key("max_position_embeddings", 2048, gguf="context_length", own="max_seq_len")]),
             [only("expansion_ratio", 4), only("logit_scale", None), only("no_bias", True)],
             [only("norm_type", "low_precision_layernorm", "layernorm"), only("learned_pos_emb", True, False)],
@@ -147,8 +147,8 @@ FAMILIES = {
         dbrx,
         table(
             *(LAYER_NORMED, [Key("attn_config"), Key("ffn_config"), CLIP_QKV]),
-            (Key(key, gguf=key.removeprefix("*."), kind=int) for key in (_COUNT, _CHOSEN)),
-            [Key(_EPS, 1e-5, gguf=_EPS.removeprefix("*."), gguf_default=1e-5)],
+            (of_gguf(key, kind=int) for key in (_COUNT, _CHOSEN)),
+            [of_gguf(_EPS, 1e-5, gguf_default=1e-5)],
             [Key("intermediate_size", gguf="feed_forward_length", kind=int)],
             *(_SIZES, [Key("max_position_embeddings", 2048, gguf="context_length", own="max_seq_len", is_alias=True)]),
         ),

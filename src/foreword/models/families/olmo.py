@@ -25,7 +25,7 @@ from foreword.models.families.base import (
     rope,
     windows,
 )
-from foreword.models.keys import Key, only_in_gguf, table
+from foreword.models.keys import Key, of_gguf, only_in_gguf, table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -131,7 +131,7 @@ FAMILIES = {
         table(
             (key for key in _COMMON if key.name != "rms_norm_eps"),
             [only_in_gguf("attention.layer_norm_rms_epsilon", None), CLIP_QKV],
-            [Key(_EPS, 1e-5, gguf=_EPS.removeprefix("*."), gguf_default=1e-5)],
+            [of_gguf(_EPS, 1e-5, gguf_default=1e-5)],
         ),
         constants=_CONSTANTS,
         gguf="olmo",

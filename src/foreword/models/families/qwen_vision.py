@@ -24,7 +24,7 @@ from foreword.models.families.vision_base import (
     normalization,
     qkv_rows,
 )
-from foreword.models.keys import Key, only, table
+from foreword.models.keys import Key, of_gguf, only, table
 from foreword.models.spec import RopeSpec
 from foreword.models.vision_spec import AreaProcessing, ImagePrompt, VisionSpec
 
@@ -204,8 +204,8 @@ _QWEN = table(
         *(only("in_channels", 3), only("in_chans", None, 3), Key("patch_size", 14, gguf="patch_size")),
         Key("spatial_merge_size", 2, gguf="spatial_merge_size", gguf_default=2),
         *(Key("temporal_patch_size", 2), Key("rope_parameters")),
-        Key(_EPS, 1e-6, gguf="attention.layer_norm_epsilon", gguf_default=1e-6),
-        *(Key(_LEAST, gguf="image_min_pixels", kind=int), Key(_MOST, gguf="image_max_pixels", kind=int)),
+        of_gguf(_EPS, 1e-6, gguf_default=1e-6),
+        *(of_gguf(_LEAST, kind=int), of_gguf(_MOST, kind=int)),
     ]
 )
 _QWEN2_VL = table(
@@ -222,7 +222,7 @@ _QWEN2_5_VL = table(
         Key("intermediate_size", 3420, gguf="feed_forward_length"),
         Key("window_size", 112, gguf="window_size", gguf_default=112),
         Key("out_hidden_size", kind=int),
-        *(Key("fullatt_block_indexes", [7, 15, 23, 31], kind=list), Key(_EVERY, gguf="n_wa_pattern")),
+        *(Key("fullatt_block_indexes", [7, 15, 23, 31], kind=list), of_gguf(_EVERY)),
         Key("hidden_act", "silu", tuple(_ACTIVATIONS)),
     ],
 )
@@ -233,7 +233,7 @@ _QWEN3_VL = table(
         Key("intermediate_size", 4304, gguf="feed_forward_length"),
         *(Key("num_position_embeddings", 2304), Key("out_hidden_size", kind=int)),
         Key("deepstack_visual_indexes", [8, 16, 24], kind=list),
-        Key(_HAS_FEATURES, gguf="is_deepstack_layers"),
+        of_gguf(_HAS_FEATURES),
         Key("hidden_act", "gelu_pytorch_tanh", tuple(_ACTIVATIONS)),
     ],
     patch_size=16,

@@ -32,9 +32,15 @@ from foreword.models.families.base import (
     sparse_layers,
     windows,
 )
-from foreword.models.families.deepseek import ROUTED_NAMES, routed_experts, routed_keys, sparse_flags
+from foreword.models.families.deepseek import (
+    ROUTED_NAMES,
+    layers_after_dense,
+    routed_experts,
+    routed_keys,
+    sparse_flags,
+)
 from foreword.models.families.olmo import hybrid_layers
-from foreword.models.keys import Key, only, only_in_gguf, table
+from foreword.models.keys import Key, of_gguf, only, only_in_gguf, table
 from foreword.models.rope import PARTIAL_ROTARY, ROTARY_DIM, check_bases
 from foreword.models.spec import DecoderSpec, HeadShape, LayerSpec, MoeSpec
 
@@ -53,11 +59,10 @@ def afmoe(config: Config) -> DecoderSpec:
 
 def deepseek(config: Config) -> DecoderSpec:
     """Return the spec of the first DeepSeek MoE: a Llama whose first layers, or all, have no experts."""
-    rotary, dense, moe = rope(config), config.get("first_k_dense_replace", int), None
+    moe = None
     if config.value("n_routed_experts") is not None:
         moe = routed_experts(config, is_sigmoid=False, grouped=False)
-    layers = tuple(LayerSpec(rotary, moe=moe if i >= dense else None) for i in range(num_layers(config)))
-    return decoder(config, "deepseek", layers, o_bias=config.get("attention_bias", bool))
+    return decoder(config, "deepseek", layers_after_dense(config, moe), o_bias=config.get("attention_bias", bool))
 
 
 def exaone_moe(config: Config) -> DecoderSpec:
@@ -220,9 +225,9 @@ _LOCAL_DIM, _DENSE = "*.rope.dimension_count_swa", "*.leading_dense_block_count"
 _OF_KINDS = (
     Key("rope_theta", 10000.0, gguf="rope.freq_base", gguf_default=10000.0),
     Key("rope_scaling"),
-    Key(_SLIDES, gguf=_SLIDES.removeprefix("*."), kind=object),
-    Key(_LOCAL_THETA, gguf=_LOCAL_THETA.removeprefix("*."), kind=float),
-    Key(_LOCAL_DIM, gguf=_LOCAL_DIM.removeprefix("*."), kind=int),
+    of_gguf(_SLIDES, kind=object),
+    of_gguf(_LOCAL_THETA, kind=float),
+    of_gguf(_LOCAL_DIM, kind=int),
 )
 """Keys of the rotations of kinds of layers: see `_by_kind`."""
 _PATTERN = "attention.sliding_window_pattern"
@@ -353,7 +358,7 @@ FAMILIES = {
         laguna,
         table(
             (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *WINDOWS, *NORMED_EXPERTS, SHARED_EXPERT),
-            (*_OF_KINDS, PARTIAL_ROTARY, Key(_DENSE, gguf=_DENSE.removeprefix("*."), kind=int)),
+            (*_OF_KINDS, PARTIAL_ROTARY, of_gguf(_DENSE, kind=int)),
             [Key("gating", True, (True, "per-head", "per-element")), Key(_HEADS), Key("mlp_layer_types")],
             [
                 Key("num_attention_heads", gguf="attention.head_count", kind=object),
