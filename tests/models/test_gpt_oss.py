@@ -77,8 +77,30 @@ def as_gguf(tmp_path, model):
     return load_model(gguf_writer.write(tmp_path / "model.gguf", metadata(CONFIG) | more, found))
 
 
+def as_mlx(tmp_path, model):
+    """Gate and up apart, as 32-bit words of 8 numbers, the first in the lowest bits, and biases apart, too."""
+    tensors, experts = dict(model[0]), model[1]
+    settings = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+
+    def parts(name, array):
+        path = name.removesuffix("_bias").removesuffix("gate_up_proj")
+        names = [f"{path}gate_proj", f"{path}up_proj"] if "gate_up" in name else [path]
+        return zip(names, [array[:, k :: len(names)] for k in range(len(names))], strict=True)
+
+    for name, (bits, scales) in experts.items():
+        words = np.zeros((*bits.shape[:2], bits.shape[2] * 4), np.uint32)
+        for i in range(8):
+            words |= bits.reshape(*words.shape, 8)[..., i].astype(np.uint32) << 4 * i
+        tensors |= {f"{own}.weight": np.ascontiguousarray(part) for own, part in parts(name, words)}
+        tensors |= {f"{own}.scales": np.ascontiguousarray(part).view("|i1") for own, part in parts(name, scales)}
+        bias = tensors.pop(f"{name}_bias")
+        tensors |= {f"{own}.bias": np.ascontiguousarray(part) for own, part in parts(name, bias)}
+    both = {"quantization": settings, "quantization_config": settings}
+    return load_model(write_model(tmp_path / "mlx", CONFIG | both, tensors))
+
+
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("read", [as_safetensors, as_gguf])
+@pytest.mark.parametrize("read", [as_safetensors, as_gguf, as_mlx])
 def test_weights_in_mxfp4_are_those_that_their_bits_define(tmp_path, model, read):
     want, found = as_floats(tmp_path, model).weights, read(tmp_path, model).weights
     assert found.keys() == want.keys()
@@ -89,12 +111,13 @@ def test_weights_in_mxfp4_are_those_that_their_bits_define(tmp_path, model, read
 
 
 @pytest.mark.one_in(2)
+@pytest.mark.parametrize("read", [as_safetensors, as_mlx])
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_experts_in_mxfp4_give_the_logits_of_their_floats(tmp_path, model, executor):
+def test_experts_in_mxfp4_give_the_logits_of_their_floats(tmp_path, model, executor, read):
     config = {**CONFIG, "swiglu_limit": 7.0}
     text = TINY["gpt-oss"]["token_ids"]
     assert config["swiglu_limit"] != CONFIG["swiglu_limit"]
-    floats, stored = as_floats(tmp_path, model), as_safetensors(tmp_path, model)
+    floats, stored = as_floats(tmp_path, model), read(tmp_path, model)
     [want] = all_logits(floats, [text], in_chunks([text], [24]), "numpy", block_size=4)
     [found] = all_logits(stored, [text], in_chunks([text], [5, 1]), executor, block_size=4)
     np.testing.assert_allclose(found, want, atol=1e-4)

@@ -16,6 +16,7 @@ from models import gguf_writer
 from models.gguf_models import ARCHITECTURES
 from models.lora_cases import CASES, write_case
 from models.lora_files import gguf_parts, linear_modules, merged, random_factors, write_peft
+from models.mlx_layouts import as_mlx_has
 from models.recorded import TINY, make
 from models.running import EXECUTORS, all_logits, in_chunks, whole
 from models.test_gguf_models import WITH_TRANSFORMERS_LOGITS, as_gguf
@@ -98,13 +99,15 @@ def test_an_adapter_for_a_model_of_states_alone_is_refused(tmp_path):
         rig.read(folder)
 
 
-def test_a_gguf_model_that_has_multipliers_in_its_weights_refuses_adapters(tmp_path):
+def test_models_that_have_multipliers_in_their_weights_refuse_adapters(tmp_path):
     rig = Rig(tmp_path, "falcon-h1")
     factors = random_factors(rig.tiny["shapes"])
     folder = write_peft(tmp_path / "adapter", factors)
-    model = load_model(as_gguf(tmp_path, "falcon-h1"))
-    with pytest.raises(ModelError, match=r"falcon_h1 have its multipliers.* Use the model's directory of safetensors"):
-        read_lora(folder, model.spec, model.family, from_gguf=model.from_gguf)
+    tensors = as_mlx_has(random_tensors(rig.tiny["shapes"]), rig.tiny["config"])
+    by_mlx = write_model(tmp_path / "mlx", rig.tiny["config"], tensors)
+    for model in (load_model(as_gguf(tmp_path, "falcon-h1")), load_model(by_mlx)):
+        with pytest.raises(ModelError, match=r"falcon_h1 have its multipliers.* Use the model's own checkpoint"):
+            read_lora(folder, model.spec, model.family)
     path = gguf_writer.write(tmp_path / "adapter.gguf", *gguf_parts(rig.tiny["config"], factors))
     with pytest.raises(ModelError, match="GGUF adapters for 'falcon_h1' models are not supported"):
         rig.read(path)
@@ -115,7 +118,7 @@ def test_a_directory_of_falcon_h1_whose_multipliers_are_all_1_takes_adapters(tmp
     ones = {name: 1.0 for name in config if name.endswith("_multiplier")}
     ones |= {name: [1.0] * len(config[name]) for name in ("mlp_multipliers", "ssm_multipliers")}
     model = load_model(make(tmp_path, "falcon-h1", **ones))
-    assert (model.spec.gate_scale, model.spec.logit_scale, model.from_gguf) == (1, 1, False)
+    assert (model.spec.gate_scale, model.spec.logit_scale) == (1, 1)
     folder = write_peft(tmp_path / "adapter", random_factors(TINY["falcon-h1"]["shapes"]))
     assert model_of(model, KINDS["numpy"], KINDS["numpy"].read_options({})).read_lora(folder).pairs
 

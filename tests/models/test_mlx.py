@@ -1,7 +1,6 @@
 """Checkpoints of MLX: matrices as loops over the definition of each format have them, and layouts as mlx_lm writes."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from foreword.models.loader import load_model
 from foreword.models.quantized import conversions, read_weights
 from foreword.models.quants import Quant
 from foreword.models.safetensors import read_directory
+from models.mlx_layouts import as_mlx_has
 from models.quantized_checkpoints import E2M1, e4m3
 from models.recorded import TINY, assert_logits
 from models.running import EXECUTORS, all_logits, whole
@@ -147,38 +147,18 @@ def test_weights_that_are_far_from_zero_become_8_bit(tmp_path):
     assert_near(tensor, weights_of(parts, *form), "affine", 8)
 
 
-W = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-MLX_NAMES = {"mixtral": W, "lfm2_moe": W, "nemotron_h": {"up_proj": "fc1", "down_proj": "fc2"}}
-
-
-def as_mlx_has(tensors, kind):
-    """The tensors that mlx_lm writes: experts stacked, convolutions turned, norms of some models plus one."""
-    joined, out, own_names = {}, {}, MLX_NAMES.get(kind, {})
-    for name, value in tensors.items():
-        is_named_so = kind != "nemotron_h" or ".experts." in name
-        own = ".".join(own_names.get(part, part) for part in name.split(".")) if is_named_so else name
-        if kind.startswith(("qwen3_5", "qwen3_next")) and "mtp." in name:
-            continue
-        if found := re.fullmatch(r"(.*)\.experts\.(\d+)\.(.*)", own):
-            joined.setdefault(f"{found[1]}.switch_mlp.{found[3]}", {})[int(found[2])] = value
-            continue
-        if re.search(r"conv(1d)?\.weight$", name) and value.ndim == 3:
-            value = np.ascontiguousarray(value.swapaxes(1, 2))
-        plus_one = r"(input_layernorm|post_attention_layernorm|model\.norm|[qk]_norm)\.weight$"
-        if kind.startswith(("qwen3_5", "qwen3_next")) and re.search(plus_one, name):
-            value = value + np.float32(1)
-        out[f"language_model.{own}" if kind.startswith("qwen3_5") else own] = value
-    stacked = {name: np.stack([parts[e] for e in sorted(parts)]) for name, parts in joined.items()}
-    return {**out, **stacked}
+OF_IMAGES_TOO = ("qwen3_5", "qwen3_5_moe", "llama4")
+"""The types of models that mlx_lm writes with the text model as a part."""
 
 
 def mlx_model(folder, name):
+    """(tensors, directory) of a recorded model as mlx_lm writes it."""
     tiny = TINY[name]
-    kind = tiny["config"]["model_type"]
-    tensors = as_mlx_has(random_tensors(tiny["shapes"]), kind)
-    config = tiny["config"]
-    if kind.startswith("qwen3_5"):
-        config = {"model_type": kind.removesuffix("_text"), "vocab_size": config["vocab_size"], "text_config": config}
+    config = {**tiny["config"], "num_experts_per_tok": 1} if name == "llama4" else tiny["config"]
+    tensors = as_mlx_has(random_tensors(tiny["shapes"]), config)
+    kind = config["model_type"].removesuffix("_text")
+    if kind in OF_IMAGES_TOO:
+        config = {"model_type": kind, "vocab_size": config["vocab_size"], "text_config": tiny["config"]}
     return tensors, write_model(folder, config, tensors)
 
 
@@ -195,26 +175,60 @@ def test_the_layout_of_mlx_is_read(tmp_path, name, executor):
     assert_logits(load_model(folder), name, executor)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_model_with_experts_in_4_bit_gives_the_logits_of_its_weights_as_floats(tmp_path, executor):
-    tiny, form = TINY["mixtral"], ("affine", 4, 32)
-    plain = as_mlx_has(random_tensors(tiny["shapes"]), "mixtral")
-    stored, floats = {}, {}
-    for name, value in plain.items():
-        if value.ndim > 1 and value.shape[-1] % 32 == 0:
-            parts = draw(np.random.default_rng(0), int(np.prod(value.shape[:-1])), value.shape[-1], *form)
-            parts["scales"] = (parts["scales"] * 0.2).astype("<f2")
-            parts["biases"] = (parts["biases"] * 0.1).astype("<f2")
+LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "qk_head_dim": 40}
+"""Sizes of latent attention with groups of columns in each matrix."""
+LATENT_ROWS = {"q_b_proj": 4 * 40, "kv_b_proj": 4 * 64, "kv_a_proj_with_mqa": 32 + 8, "kv_a_layernorm": 32}
+
+
+def larger_latent(name, shape):
+    part = name.split(".")[-2]
+    columns = {"o_proj": 4 * 32, "kv_b_proj": 32}.get(part, shape[-1])
+    return [LATENT_ROWS.get(part, shape[0]), *([columns] if len(shape) > 1 else shape[1:])]
+
+
+def quantised(tensors, *form):
+    """(the tensors with each matrix that has whole groups in a format, those with its weights as floats)"""
+    stored, floats, random = {}, {}, np.random.default_rng(0)
+    for name, value in tensors.items():
+        if value.ndim > 1 and value.shape[-1] % 32 == 0 and name.endswith("weight"):
+            parts = draw(random, int(np.prod(value.shape[:-1])), value.shape[-1], *form)
+            if form[0] == "affine":
+                parts["scales"] = (parts["scales"] * 0.2).astype("<f2")
+                parts["biases"] = (parts["biases"] * 0.1).astype("<f2")
+            else:
+                parts["scales"] -= 3
             floats[name] = weights_of(parts, *form).astype("<f4").reshape(value.shape)
             path = name.removesuffix("weight")
             stored |= {path + key: array.reshape(*value.shape[:-1], -1) for key, array in parts.items()}
         else:
             stored[name] = floats[name] = value
+    return stored, floats
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("form", [("affine", 4, 32), ("mxfp4", 4, 32)], ids=name_of)
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(
+    "name", ["mixtral", "deepseek-v3", "granite-hybrid", "falcon-h1", "dots1", "gemma4-moe", "nemotron-h-moe", "llama4"]
+)
+def test_a_quantised_model_gives_the_logits_of_its_weights_as_floats(tmp_path, name, executor, form):
+    tiny = TINY[name]
+    config, shapes = dict(tiny["config"]), tiny["shapes"]
+    if name == "deepseek-v3":
+        assert (config["num_attention_heads"], config["qk_rope_head_dim"]) == (4, 8)
+        config |= LATENT
+        shapes = {name: larger_latent(name, shape) for name, shape in shapes.items()}
+    stored, floats = quantised(as_mlx_has(random_tensors(shapes), config), *form)
+    assert len(stored) > len(floats)
+    if name == "deepseek-v3":
+        assert "model.layers.0.self_attn.embed_q.scales" in stored
     both = {"quantization": settings(*form), "quantization_config": settings(*form)}
+    if name == "llama4":
+        config = {"model_type": name, "vocab_size": config["vocab_size"], "text_config": config}
     text = [3, 1, 4, 1, 5, 9, 2, 6]
     models = [
-        load_model(write_model(tmp_path / "stored", {**tiny["config"], **both}, stored)),
-        load_model(write_model(tmp_path / "floats", tiny["config"], floats)),
+        load_model(write_model(tmp_path / "stored", {**config, **both}, stored)),
+        load_model(write_model(tmp_path / "floats", config, floats)),
     ]
     [got], [want] = (all_logits(model, [text], whole([text]), executor) for model in models)
     np.testing.assert_allclose(got, want, atol=2e-3 * np.abs(want).max())
@@ -264,11 +278,18 @@ def test_two_settings_that_differ_are_refused(tmp_path):
         read(tmp_path, settings("affine", 4, 64), under("w", W4), quantization_config=settings("affine", 8, 64))
 
 
-def test_falcon_h1_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key_multiplier": None}, "key_multiplier is missing, and MLX has multiplied the weights by one of its own"),
+        ({"mamba_proj_bias": True}, "mamba_proj_bias = True is not supported in a checkpoint by MLX"),
+    ],
+)
+def test_a_falcon_h1_that_mlx_multiplied_in_another_way_is_refused(tmp_path, changes, message):
     tiny = TINY["falcon-h1"]
-    folder = write_model(tmp_path, tiny["config"], as_mlx_has(random_tensors(tiny["shapes"]), "falcon_h1"))
-    with pytest.raises(ModelError, match="MLX has multiplied the weights of this falcon_h1 model"):
-        load_model(folder)
+    tensors = as_mlx_has(random_tensors(tiny["shapes"]), tiny["config"])
+    with pytest.raises(ModelError, match=message):
+        load_model(write_model(tmp_path, {**tiny["config"], **changes}, tensors))
 
 
 @pytest.mark.parametrize("scale", [140, 254, 255])
@@ -286,14 +307,48 @@ def test_scales_of_mxfp8_that_no_float16_holds_are_refused(tmp_path, scale):
         (
             "block_sparse_moe.experts.1.w1.weight",
             (40, 32),
-            r"experts\.1\.w1\.weight is there twice, once as MLX stores",
+            r"tensor model\.layers\.0\.block_sparse_moe\.experts\.1\.w1\.weight is not part of a mixtral model",
         ),
-        ("block_sparse_moe.switch_mlp.gate_proj.weight", (4,), r"w1\.weight has shape \(4,\), not one of experts"),
+        (
+            "block_sparse_moe.switch_mlp.gate_proj.weight",
+            (4,),
+            r"gate_proj\.weight \S+ has shape \(4,\), expected \(40, 32\)",
+        ),
     ],
 )
 def test_experts_that_are_there_twice_or_not_stacked_are_refused(tmp_path, name, shape, message):
     tiny = TINY["mixtral"]
-    tensors = as_mlx_has(random_tensors(tiny["shapes"]), "mixtral")
+    tensors = as_mlx_has(random_tensors(tiny["shapes"]), tiny["config"])
     tensors[f"model.layers.0.{name}"] = np.zeros(shape, "<f4")
     with pytest.raises(ModelError, match=message):
         load_model(write_model(tmp_path, tiny["config"], tensors))
+
+
+def test_experts_in_nvfp4_have_a_global_scale_each(tmp_path):
+    """The weights of an expert are those of the format times its number / (448 · 6), as mlx 0.32.4 multiplies them."""
+    form, path = ("nvfp4", 4, 16), "layers.0.mlp.switch_mlp.up_proj"
+    parts = draw(np.random.default_rng(0), 3 * 8, 64, *form)
+    stacked = {key: array.reshape(3, 8, -1) for key, array in parts.items()}
+    numbers = np.array([0.5, 30.0, 2688.0], "<f4")
+    tensors = under(path, {**stacked, "global_scale": numbers})
+    own = {**settings(*form), "global_scale": True}
+    want = weights_of(parts, *form).reshape(3, 8, 64) * numbers[:, None, None] / 2688
+    for quantization in ({**settings(*form), path: own}, settings(*form)):
+        tensor = read(tmp_path, quantization, tensors)[f"{path}.weight"]
+        assert tensor.shape == (3, 8, 64)
+        for e in range(3):
+            got = tensor.dequantize()[e]
+            largest = np.repeat(np.abs(want[e]).reshape(8, -1, 32).max(-1), 32, axis=1)
+            assert (np.abs(got - want[e]) <= largest / 250 + 4e-6 * 6).all()
+    with pytest.raises(ModelError, match=rf"comes without {path}\.global_scale"):
+        read(tmp_path, {**settings(*form), path: own}, under(path, stacked))
+    with pytest.raises(ModelError, match=r"\[1\. 0\.\] is not 3 numbers above 0"):
+        read(tmp_path, settings(*form), under(path, {**stacked, "global_scale": np.array([1, 0], "<f4")}))
+
+
+def test_settings_of_a_layer_may_lack_what_is_usual(tmp_path):
+    whole_form, usual = ("affine", 8, 32), ("affine", 4, 64)
+    some, other = draw(np.random.default_rng(0), 8, 128, *whole_form), draw(np.random.default_rng(1), 8, 128, *usual)
+    tensors = {**under("a", some), **under("b", other)}
+    got = read(tmp_path, {**settings(*whole_form), "b": {"bits": 4}}, tensors)
+    assert_near(got["b.weight"], weights_of(other, *usual), *usual[:2])

@@ -120,7 +120,7 @@ class DecoderModel(Model[LoadedModel]):
         self.vocab_size, self.generates = self.spec.vocab_size, self.spec.has_logits
         self.suggested = loaded.generation.suggested
         if loaded.family is not None:
-            self.read_lora = partial(read_lora, spec=self.spec, family=loaded.family, from_gguf=loaded.from_gguf)
+            self.read_lora = partial(read_lora, spec=self.spec, family=loaded.family)
         if not (self.spec.is_causal or kind.sees_later):
             reason = "the model's tokens see later ones, which this executor does not compute"
             raise ConfigError(f"executor={kind.name!r}: {reason}; use {_SEEING}")

@@ -24,6 +24,7 @@ from foreword.models.gguf import GGUF
 from foreword.models.gguf_files import read_model
 from foreword.models.gguf_names import model_name, models_among
 from foreword.models.keys import Keys
+from foreword.models.mlx_names import with_usual_convolutions
 from foreword.models.naming import (
     DENSE,
     encoder_weights,
@@ -79,7 +80,6 @@ class LoadedModel:
     images: LoadedVision | None = None
     no_images: str = ""  # the reason why it takes none although it is a model of images and texts
     head: Callable[[], NextTokenHead | None] = no_head  # that predicts further tokens, read when it is called
-    from_gguf: bool = False
     num_features: int | None = None  # number for a separate encoder of images, 0 if this file names none
 
     @property
@@ -178,6 +178,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
 
         gguf = replace(gguf, tensors=with_factors(path, gguf.tensors, family.gguf_scales))
     config = config_from_gguf(gguf, family.keys)
+    family = replace(family, is_scaled=family.is_scaled_in_gguf)
     spec = family.read(config)
     if not spec.is_causal:
         spec = spec.changed(has_logits=False)
@@ -192,7 +193,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     loaded = _loaded(spec, weights, tokenizer, name, path, pooling, generation, config, family.keys, family)
     num_features = config.get(NUM_FEATURES.name, int, 0) if NUM_FEATURES.name in family.keys else 0
     head = partial(read_head, path, gguf.tensors, spec, family)
-    return replace(loaded, head=head, from_gguf=True, num_features=num_features)
+    return replace(loaded, head=head, num_features=num_features)
 
 
 def _load_gguf_encoder(path: Path, gguf: GGUF, family: EncoderFamily, name: str) -> LoadedModel:
@@ -203,8 +204,7 @@ def _load_gguf_encoder(path: Path, gguf: GGUF, family: EncoderFamily, name: str)
     pooling = replace(gguf_encoder_pooling(config, family), num_token_types=spec.num_token_types)
     weights = FileWeights(encoder_weights(path, gguf.tensors, spec, family, pooling), gguf.files)
     tokenizer = _gguf_tokenizer(gguf, of_encoder=True)
-    loaded = _loaded(spec, weights, tokenizer, name, path, pooling, GenerationFiles(), config, family.keys)
-    return replace(loaded, from_gguf=True)
+    return _loaded(spec, weights, tokenizer, name, path, pooling, GenerationFiles(), config, family.keys)
 
 
 def _gguf_tokenizer(gguf: GGUF, *, of_encoder: bool = False) -> Tokenizer:
@@ -241,6 +241,8 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     all_tensors = tensors
     if is_text_part:
         tensors = _text_tensors(tensors)
+    if (usual_tensors := with_usual_convolutions(tensors)) is not None:
+        tensors, (family, config) = usual_tensors, family.by_mlx(config)
     spec = family.read(config if of_images is None else with_usual_sections(config, of_images.sections))
     family = family.in_directory(config)
     if not (spec.is_causal and has_logits(config)):

@@ -28,6 +28,7 @@ from foreword.models.families.encoders import EncoderFamily
 from foreword.models.families.vision_base import UNUSED
 from foreword.models.files import FileRows, OrderedRows, TransposedRows
 from foreword.models.gguf import GGUF
+from foreword.models.mlx_names import LATENTS, expert_names
 from foreword.models.pooling import GGUF_DENSE, PoolingSpec
 from foreword.models.spec import DecoderSpec, MlaSpec, weight_names
 from foreword.models.vision_spec import VisionSpec, vision_weight_names
@@ -121,18 +122,23 @@ def weights_from_safetensors(
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec), **_dense_names(pooling)}
     tensors = _renamed(path, tensors, family)
     for end in family.experts_in_rows:
-        tensors = _split_experts(tensors, end, spec)
+        tensors = _split_experts(tensors, end, spec, turned=end.endswith(family.transposed))
     if family.transposed:
-        tensors = {name: _turned(own) if name.endswith(family.transposed) else own for name, own in tensors.items()}
+        tensors = _with_outputs_first(tensors, family.transposed, spec.hidden_size)
     if "experts.gate_up" not in names and any(name.endswith(_STACKED_EXPERTS) for name in tensors):
         prefix_of_layer = SAFETENSORS_LAYER.removesuffix(".")
         names |= _gate_and_up(spec, prefix_of_layer + _STACKED_EXPERTS)
         names["experts.down"] = prefix_of_layer + _STACKED_EXPERTS.replace("gate_up", "down")
     names |= _fused_rows(tensors, spec, names, _FUSED_IN_SAFETENSORS)
+    names |= _apart(tensors, names)
+    names |= (stacked := expert_names(tensors))
+    if spec.mla is not None and any(name.endswith(LATENTS["k_b"]) for name in tensors):
+        names |= {key: SAFETENSORS_LAYER + end for key, end in LATENTS.items()}
+        tensors = _by_head(tensors, spec, spec.mla, *(prefix + end for end in LATENTS.values()))
     names = _with_layer(names, SAFETENSORS_LAYER, prefix)
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
     options: dict[str, Any] = {name: getattr(family, name) for name in ("constants", "optional")}
-    options["transposed"] = family.transposed_experts
+    options["transposed"] = False if stacked else family.transposed_experts
     weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, **options)
     used |= _unread_keys(spec, names)
     # Equal to the embedding, or of a model that computes no logits.
@@ -166,9 +172,9 @@ def _renamed(path: Path, tensors: Mapping[str, Tensor], family: Family) -> Mappi
     return {name if name.startswith(outside) else f"{model}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def _split_experts(tensors: Mapping[str, Tensor], end: str, spec: DecoderSpec) -> Mapping[str, Tensor]:
+def _split_experts(tensors: Mapping[str, Tensor], end: str, spec: DecoderSpec, *, turned: bool) -> Mapping[str, Tensor]:
     """Return the tensors with one for each expert in place of those that have the matrices of all: see
-    `Family.experts_in_rows`. A tensor without as many rows for each expert stays as it is.
+    `Family.experts_in_rows`. A tensor without as many rows for each expert stays as it is. turned: each is [in, out].
     """
     count = next((layer.moe.num_experts for layer in spec.layers if layer.moe is not None), 1)
     found: dict[str, Tensor] = {}
@@ -179,8 +185,20 @@ def _split_experts(tensors: Mapping[str, Tensor], end: str, spec: DecoderSpec) -
             continue
         for e in range(count):
             part = select_rows(tensor, Rows("", e * size, (e + 1) * size))
-            found[name.replace(".experts.mlp.", f".experts.{e}.")] = part
+            one = name.replace(".experts.mlp.", f".experts.{e}.") + ".weight"
+            found[one] = _turned(part) if turned else part
     return found
+
+
+def _with_outputs_first(tensors: Mapping[str, Tensor], ends: tuple[str, ...], num_inputs: int) -> Mapping[str, Tensor]:
+    """Return the tensors with those whose names have these ends as [out, in]: see `Family.transposed`. Files by MLX
+    have them so already, which the first one of floats tells, because its inputs are as many as its outputs in none.
+    """
+    floats = (tensor for name, tensor in tensors.items() if name.endswith(ends[0]) and tensor.quant.block_size == 1)
+    first = next(floats, None)
+    if first is not None and first.shape[0] != num_inputs:
+        return tensors
+    return {name: _turned(own) if name.endswith(ends) else own for name, own in tensors.items()}
 
 
 def _joined(path: Path, tensors: Mapping[str, Tensor], end: str, parts: tuple[str, ...]) -> Mapping[str, Tensor]:
@@ -239,6 +257,14 @@ def _fused_rows(
     known = {rows.name for rows in names.values() if isinstance(rows, Rows)}
     found = {s for s, end in ends.items() if s not in known and any(name.endswith(end) for name in tensors)}
     return {name: rows for name, rows in fused_rows(spec).items() if rows.name in found}
+
+
+def _apart(tensors: Mapping[str, Tensor], names: Mapping[str, str | Rows]) -> dict[str, str | Rows]:
+    """Return where a file by MLX has gate and up of a dense MLP in two tensors, which its family has in one."""
+    both = [name for name in ("gate", "up") if isinstance(names.get(name), Rows)]
+    usual = {name: SAFETENSORS_NAMES[name] for name in both}
+    ends = tuple(name.removeprefix(SAFETENSORS_LAYER.removesuffix(".")) for name in usual.values())
+    return dict(usual) if ends and any(name.endswith(ends) for name in tensors) else {}
 
 
 def has_own_head(path: Path, tensors: Mapping[str, Tensor], family: Family) -> bool:
@@ -332,7 +358,7 @@ def _rotary_parts_first(weights: dict[str, Tensor], spec: DecoderSpec, mla: MlaS
 
 def _separate_latents(tensors: Mapping[str, Tensor], spec: DecoderSpec, mla: MlaSpec, prefix: str) -> dict[str, Tensor]:
     """Return the tensors of a GGUF file with attn_k_b and attn_v_b of each layer as matrices [heads · rows, kv_rank].
-    Older files have both in one tensor; newer ones have them head by head, and those of k as [kv_rank, rows].
+    Older files have both in one tensor; newer ones have them head by head.
     """
     found, (nope, value) = dict(tensors), (mla.nope_dim, mla.value_dim)
     for i in range(spec.num_layers):
@@ -340,13 +366,23 @@ def _separate_latents(tensors: Mapping[str, Tensor], spec: DecoderSpec, mla: Mla
         if (both := found.pop(f"{p}kv_b.weight", None)) is not None:
             found[f"{p}k_b.weight"] = select_rows(both, Rows("", 0, nope, nope + value))
             found[f"{p}v_b.weight"] = select_rows(both, Rows("", nope, nope + value, nope + value))
-            continue
-        k, v = (found.get(f"{p}{name}_b.weight") for name in "kv")
+    return _by_head(found, spec, mla, f"{prefix}attn_k_b.weight", f"{prefix}attn_v_b.weight")
+
+
+def _by_head(
+    tensors: Mapping[str, Tensor], spec: DecoderSpec, mla: MlaSpec, k_name: str, v_name: str
+) -> dict[str, Tensor]:
+    """Return the tensors with those of k [heads, kv_rank, rows] and v [heads, rows, kv_rank] as matrices
+    [heads · rows, kv_rank].
+    """
+    found, (nope, value) = dict(tensors), (mla.nope_dim, mla.value_dim)
+    for i in range(spec.num_layers):
+        k, v = (found.get(name.format(i=i)) for name in (k_name, v_name))
         if k is not None and k.shape == (spec.num_heads, mla.kv_rank, nope):
             floats = np.ascontiguousarray(k.dequantize().swapaxes(1, 2))
-            found[f"{p}k_b.weight"] = float_tensor(floats.reshape(-1, mla.kv_rank))
+            found[k_name.format(i=i)] = float_tensor(floats.reshape(-1, mla.kv_rank))
         if v is not None and v.shape == (spec.num_heads, value, mla.kv_rank):
-            found[f"{p}v_b.weight"] = Tensor(v.stored, v.quant, (spec.num_heads * value, mla.kv_rank))
+            found[v_name.format(i=i)] = Tensor(v.stored, v.quant, (spec.num_heads * value, mla.kv_rank))
     return found
 
 

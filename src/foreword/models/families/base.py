@@ -212,10 +212,11 @@ class Family:
     ``gguf_names``. gguf_interleaved: they hold q and k rows in interleaved rotary order.
     transposed_experts: safetensors with all experts of a layer in one tensor of floats hold each as [in, out]; None:
     some do, which their shapes say. experts_in_rows: the ends of the names of tensors that have the matrices of all
-    experts one below the other; those of an expert e are read by names with experts.{e} in place of experts.mlp. fused:
-    weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the same. parts_of_layer: as many
-    layers of a spec are one layer of its files. is_scaled_in_gguf: weights of GGUF files are multiplied by the numbers
-    of the spec already.
+    experts one below the other; those of an expert e are read by names with experts.{e} in place of experts.mlp and
+    with .weight at the end. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the
+    same. parts_of_layer: as many layers of a spec are one layer of its files. is_scaled_in_gguf: weights of GGUF files
+    are multiplied by the numbers of the spec already. scaled_by_mlx: the config of a checkpoint by MLX, whose weights
+    are multiplied by numbers of the config. is_scaled: they are multiplied so, and those of adapters are not.
     """
 
     title: str
@@ -244,6 +245,8 @@ class Family:
     gguf_fused: Callable[[DecoderSpec], Mapping[str, Rows]] | None = None
     parts_of_layer: int = 1
     is_scaled_in_gguf: bool = False
+    scaled_by_mlx: Callable[[Config], Config] | None = None
+    is_scaled: bool = False
 
     def names_in_gguf(self, spec: DecoderSpec) -> Mapping[str, str | Rows]:
         """Return the tensor of a GGUF file, or rows of one, for each canonical weight."""
@@ -265,6 +268,14 @@ class Family:
         if not self.interleaved_key:
             return self
         return replace(self, interleaved=replace(config, keys=self.keys).get(self.interleaved_key, bool))
+
+    def by_mlx(self, config: Config) -> tuple[Family, Config]:
+        """Return the family and the config of a checkpoint by MLX with convolutions, whose norms are whole, and whose
+        weights may have been multiplied. Raise ModelError as ``scaled_by_mlx``.
+        """
+        if self.scaled_by_mlx is not None:
+            config = replace(config, values=self.scaled_by_mlx(replace(config, keys=self.keys)).values)
+        return replace(self, norms_less_one=False, is_scaled=self.scaled_by_mlx is not None), config
 
     def read(self, config: Config) -> DecoderSpec:
         """Return the spec of a config, with ``longer`` set if longer requests use other rotary frequencies. ModelError

@@ -69,17 +69,46 @@ def _multipliers(config: Config, key: str, count: int) -> Sequence[float]:
     return [float(x) for x in found]
 
 
+def _scaled_by_mlx(config: Config) -> Config:
+    """Return the config of weights that MLX has multiplied by most of its numbers: not the values of attention, which
+    lack ``attention_in_multiplier``, nor the keys, which lack ``key_multiplier``. A tied embedding is multiplied by
+    the number of embeddings, and logits by the quotient of both. Raise ModelError for a number that is missing, in
+    whose place MLX has one of its own, and for biases, which MLX does not multiply.
+    """
+    if missing := next((key for key in (*_FACTORS, *_LISTS) if config.values.get(key) is None), None):
+        raise config.error(
+            f"{missing} is missing, and MLX has multiplied the weights by one of its own", USE_ITS_CONFIG
+        )
+    if biased := next((key for key in _BIASES if config.get(key, bool)), None):
+        fix = "Use the checkpoint that it converted"
+        raise config.error(f"{biased} = True is not supported in a checkpoint by MLX, which multiplies no biases", fix)
+    factors = {key: config.positive(key) for key in _FACTORS}
+    tied = config.get("tie_word_embeddings", bool)
+    logits = factors["lm_head_multiplier"] / factors["embedding_multiplier"] if tied else 1.0
+    return config.with_values(
+        {
+            **dict.fromkeys(_FACTORS, 1.0),
+            **dict.fromkeys(_LISTS),
+            "key_multiplier": factors["key_multiplier"],
+            "attention_out_multiplier": factors["attention_in_multiplier"],
+            "lm_head_multiplier": logits,
+        }
+    )
+
+
 _FACTORS = (
     *("lm_head_multiplier", "embedding_multiplier", "key_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"),
     *("attention_in_multiplier", "attention_out_multiplier"),
 )
+_LISTS = ("mlp_multipliers", "ssm_multipliers")
+_BIASES = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
 _KEYS = (
     *(*DECODER, *WITH_BIASES, only("hidden_act", "silu", "swish"), Key("projectors_bias", False)),
     *(key for key in MAMBA if key.name != "mamba_inner"),
     Key("mamba_d_ssm", 1024, gguf="ssm.inner_size", kind=int),
     *(Key("mamba_rms_norm", False), Key("mamba_norm_before_gate", True)),
     *(Key(name, 1.0) for name in _FACTORS),
-    *(Key("mlp_multipliers"), Key("ssm_multipliers")),
+    *(Key(name) for name in _LISTS),
 )
 FAMILIES = {
     "falcon_h1": Family(
@@ -97,5 +126,6 @@ FAMILIES = {
         gguf_names=STATE_NAMES_IN_GGUF,
         parts_of_layer=2,
         is_scaled_in_gguf=True,
+        scaled_by_mlx=_scaled_by_mlx,
     )
 }

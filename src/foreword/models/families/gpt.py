@@ -195,6 +195,7 @@ _GPTJ_NAMES = module_names(
 ) | {"logits_bias": "lm_head.bias"}  # fmt: skip
 _FC = {"mlp_norm": "final_layer_norm", "attn_norm": "self_attn_layer_norm", "o": "self_attn.out_proj", "up": "fc1",
        "down": "fc2", **{name: f"self_attn.{name}_proj" for name in "qkv"}}  # fmt: skip
+_OF_MLX = {f"model.{name}.": f"transformer.{name}." for name in ("h", "wte", "wpe", "ln_f")}
 _IN_GGUF = {"positions": "position_embd.weight"}
 _NO_CROSS = only("add_cross_attention", False)
 FAMILIES = {
@@ -222,13 +223,23 @@ FAMILIES = {
             },
             {"embed": "gpt_neox.embed_in", "final_norm": "gpt_neox.final_layer_norm"},
         ),
-        renamed={"embed_out.": "lm_head."},
+        renamed={
+            "model.h.": "gpt_neox.layers.",
+            "model.embed_out.": "lm_head.",
+            "embed_out.": "lm_head.",
+            **{f"model.{name}.": f"gpt_neox.{name}." for name in ("embed_in", "final_layer_norm")},
+        },
         fused=rows_by_head,
         gguf="gptneox",
         gguf_fused=fused_rows,
     ),
     "gptj": Family(
-        "GPT-J", gptj, table(LAYER_NORMED, _GPT, _GPTJ, hidden_act="gelu_new"), names=_GPTJ_NAMES, interleaved=True
+        "GPT-J",
+        gptj,
+        table(LAYER_NORMED, _GPT, _GPTJ, hidden_act="gelu_new"),
+        names=_GPTJ_NAMES,
+        interleaved=True,
+        renamed=_OF_MLX,
     ),
     "codegen": Family(
         "CodeGen",
@@ -248,6 +259,7 @@ FAMILIES = {
             tie_word_embeddings=True,
         ),
         names=_GPT_NAMES,
+        renamed=_OF_MLX,
         transposed=(".c_attn.weight", ".c_proj.weight", ".c_fc.weight"),
         fused=fused_rows,
         gguf="gpt2",

@@ -244,7 +244,7 @@ FAMILIES = {
         table(_COMMON, _EXPERTS, _HYBRID),
         aliases={"layers_block_type": "layer_types"},
         names={**_EXPERT_NAMES, **state_names("mamba"), **_SHARED_NAMES},
-        renamed=_RENAMED_EXPERTS,
+        renamed={**_RENAMED_EXPERTS, ".mlp.down_proj.": ".shared_mlp.output_linear."},
         fused=_fused_hybrid,
         gguf="granitehybrid",
         gguf_names=STATE_NAMES_IN_GGUF,

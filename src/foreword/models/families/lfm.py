@@ -112,6 +112,7 @@ def _fused(spec: DecoderSpec) -> Mapping[str, Rows]:
     return stacked("in_proj", [(name, spec.hidden_size) for name in ("beta", "z", "v")])
 
 
+_W = {"gate": "w1", "up": "w3", "down": "w2"}
 _LAYER, _MLP = "model.layers.{i}.", "model.layers.{i}.feed_forward."
 _NAMES = {
     "final_norm": "model.embedding_norm.weight",
@@ -125,7 +126,7 @@ _NAMES = {
     "in_proj_bias": _LAYER + "conv.in_proj.bias",
     "state.conv_bias": _LAYER + "conv.conv.bias",
     "state.o_bias": _LAYER + "conv.out_proj.bias",
-    **{name: f"{_MLP}{part}.weight" for name, part in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
+    **{name: f"{_MLP}{part}.weight" for name, part in _W.items()},
 }
 _NAMES_IN_GGUF = {
     "final_norm": "token_embd_norm.weight",
@@ -176,10 +177,9 @@ FAMILIES = {
             **_NAMES,
             "router": _MLP + "gate.weight",
             "router_bias": _MLP + "expert_bias",
-            "experts.gate": _MLP + "experts.{e}.w1.weight",
-            "experts.up": _MLP + "experts.{e}.w3.weight",
-            "experts.down": _MLP + "experts.{e}.w2.weight",
+            **{f"experts.{name}": f"{_MLP}experts.{{e}}.{w}.weight" for name, w in _W.items()},
         },
+        renamed={f".feed_forward.{own}_proj.": f".feed_forward.{w}." for own, w in _W.items()},
         fused=_fused,
         gguf="lfm2moe",
         gguf_names=_NAMES_IN_GGUF,

@@ -164,7 +164,7 @@ FAMILIES = {
                 },
                 {"embed": "transformer.wte", "final_norm": "transformer.norm_f"},
             ),
-            **{f"experts.{name}": f"{_LAYER}ffn.experts.{{e}}.{part}" for name, part in _EXPERTS.items()},
+            **{f"experts.{name}": f"{_LAYER}ffn.experts.{{e}}.{part}.weight" for name, part in _EXPERTS.items()},
         },
         constants=_WITHOUT_BIASES,
         experts_in_rows=tuple(f".experts.mlp.{part}" for part in _EXPERTS.values()),

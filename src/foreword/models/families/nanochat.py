@@ -35,12 +35,21 @@ def nanochat(config: Config) -> DecoderSpec:
 
 
 _MLP = "model.layers.{i}.mlp."
+_OF_ITS_TRAINING = {
+    "transformer.h.": "model.layers.",
+    "transformer.wte.": "model.embed_tokens.",
+    **{f".attn.c_{name}.": f".self_attn.{own}_proj." for name, own in (*zip("qkv", "qkv", strict=True), ("proj", "o"))},
+    ".mlp.c_fc.": ".mlp.fc1.",
+    ".mlp.c_proj.": ".mlp.fc2.",
+}
+"""The names of the code that trains it, which MLX keeps."""
 FAMILIES = {
     "nanochat": Family(
         "nanochat",
         nanochat,
         table(DECODER, ATTENTION_BIAS, [HIDDEN_ACT, Key("final_logit_softcapping", 15.0)], hidden_act="relu2"),
         names={"up": _MLP + "fc1.weight", "down": _MLP + "fc2.weight"},
+        renamed=_OF_ITS_TRAINING,
         constants=dict.fromkeys(("embed_norm", "attn_norm", "mlp_norm", "final_norm"), 1.0),
     )
 }

@@ -384,6 +384,7 @@ FAMILIES = {
         gguf_names={"attn_gate": "blk.{i}.attn_gate.weight"},
         renamed={
             ".mlp.gate.e_score_correction_bias": ".mlp.experts.e_score_correction_bias",
+            ".mlp.gate.proj.weight": ".mlp.gate.weight",
             ".mlp.shared_experts.": ".mlp.shared_expert.",
         },
     ),

@@ -16,9 +16,8 @@ from foreword.models.lora.peft import CONFIG, WEIGHTS, read_peft
 from foreword.models.spec import DecoderSpec
 
 
-def read_lora(path: str | Path, spec: DecoderSpec, family: Family, *, from_gguf: bool = False) -> LoraAdapter:
+def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapter:
     """Return the adapter at a path, checked and wholly in memory. spec, family: of the model that it changes.
-    from_gguf: whether the weights of that are those of a GGUF file.
 
     path: a directory with adapter_config.json and adapter_model.safetensors, or a .gguf file. Raise ModelError if it is
     missing or damaged, if its layers or shapes are not the model's, or if it needs what is not supported.
@@ -27,9 +26,9 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family, *, from_gguf:
     def read(path: Path) -> LoraAdapter:
         if not path.is_dir():
             return read_gguf_lora(path, spec, family)
-        if from_gguf and family.is_scaled_in_gguf:
-            reason = f"the weights of a GGUF file of {spec.architecture} have its multipliers, those of an adapter not"
-            raise ModelError(f"{path}: {reason}. Use the model's directory of safetensors")
+        if family.is_scaled:
+            reason = f"the weights of this {spec.architecture} have its multipliers, those of an adapter not"
+            raise ModelError(f"{path}: {reason}. Use the model's own checkpoint of safetensors")
         names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
         adapter = read_peft(path, modules_of(spec, names, family.parts_of_layer))
         return in_order(adapter, spec, is_interleaved=family.interleaved)

@@ -25,7 +25,7 @@ from foreword.models.quantized.compressed import compressed_matrices
 from foreword.models.quantized.fp8 import fp8_matrices
 from foreword.models.quantized.integers import integer_matrices
 from foreword.models.quantized.matrix import SAME_MODEL, WITHOUT_IT, ConvertedRows, check_unread, one_of
-from foreword.models.quantized.mlx import as_converted, mlx_matrices
+from foreword.models.quantized.mlx import mlx_matrices
 from foreword.models.quantized.mxfp4 import mxfp4_matrices
 from foreword.models.quantized.nvfp4 import modelopt_matrices
 from foreword.models.quants import Quant
@@ -93,15 +93,11 @@ _WITHOUT_EFFECT = {
 """Keys of a quantization_config that change no weight, beside those that are read."""
 
 
-def read_weights(entries: Mapping[str, Entry], config: Config) -> Mapping[str, Tensor]:
-    """Return the tensors of a checkpoint under the names of its unquantised form, by the ``quantization_config`` of its
-    config.json. Raise ModelError for a quantisation that is not supported, and if tensors do not fit it or each other.
+def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint, those of quantised matrices under the names of the matrices, by the
+    ``quantization_config`` of its config.json. Raise ModelError for a quantisation that is not supported, and if
+    tensors do not fit it or each other.
     """
-    return as_converted(_plain_weights(entries, config), config)
-
-
-def _plain_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tensor]:
-    """Return the tensors, those of quantised matrices under the names of the matrices."""
     key, beside = "quantization_config", config.path.with_name(_OF_MODELOPT)
     default, methods, given = "", tuple(_READERS), config.value(key)
     if (of_mlx := config.value(_OF_MLX)) is not None:

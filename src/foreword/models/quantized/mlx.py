@@ -5,16 +5,18 @@
 | affine   | 2, 3, 4, 5, 6, 8; 32, 64, 128  | float            | float       | s · q + b, q unsigned   |
 | mxfp4    | 4; 32                          | U8               | –           | 2^(s − 127) · e2m1      |
 | mxfp8    | 8; 32                          | U8               | –           | 2^(s − 127) · e4m3      |
-| nvfp4    | 4; 16                          | U8, as e4m3      | –           | s · e2m1                |
+| nvfp4    | 4; 16                          | U8, as e4m3      | –           | s · e2m1 · g / 2688     |
 
-``quantization`` in config.json has these settings, and by the path of a layer those of that layer. MLX gives some
-tensors other names, shapes and values than the checkpoints that it converts, quantised or not: see `as_converted`.
+g is the number of its expert in NAME.global_scale; without this tensor, s · e2m1 is the weight.
+
+``quantization`` in config.json has these settings, and by the path of a layer those of that layer.
+`foreword.models.mlx_names` has what else MLX changes, in checkpoints that are not quantised, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -37,27 +39,23 @@ from foreword.models.quantized.matrix import (
     scales_of,
 )
 from foreword.models.quantized.mxfp4 import mxfp4_tensor
-from foreword.models.quantized.nvfp4 import Nvfp4Matrix
+from foreword.models.quantized.nvfp4 import Nvfp4Matrix, factors_of
 from foreword.models.quants import Quant, pack_q4, pack_q5_1
 from foreword.models.safetensors import Entry
-from foreword.models.weights import Tensor, float_tensor
+from foreword.models.weights import Tensor
 
 _MODES = {"affine": ((2, 3, 4, 5, 6, 8), (32, 64, 128)), "mxfp4": ((4,), (32,)), "mxfp8": ((8,), (32,)),
           "nvfp4": ((4,), (16,))}  # fmt: skip
 """The numbers of bits, and of columns of a group, of each mode."""
-_ROUTERS = (".gate.weight", ".router.weight", ".shared_expert_gate.weight")
+_USUAL = {"affine": (4, 64), "mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
+"""Those of a layer whose settings have none."""
+_LARGEST_NVFP4 = 448 * 6
+"""The largest e4m3 times the largest e2m1, by which a global scale is divided."""
+_ROUTERS = (
+    *(".gate.weight", ".router.weight", ".shared_expert_gate.weight", ".gate.gate_proj.weight", ".gate.proj.weight"),
+    *(".router.gate.weight", ".router.proj.weight", ".router.layer.weight", ".gate.wg.weight"),
+)
 """Small matrices, which choose experts, so that rounding them again could change the choice."""
-_EXPERTS = ".switch_mlp."
-_CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
-_W = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
-_NAMES = {"mixtral": _W, "lfm2_moe": _W, "nemotron_h": {"fc1": "up_proj", "fc2": "down_proj"}}
-"""The names that MLX gives matrices of a type of model, and those of the checkpoints that it converts."""
-_NORMS_ARE_WHOLE = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-"""The types of models whose norms MLX stores as w, where other checkpoints have w − 1."""
-_NORMS = (".input_layernorm.weight", ".post_attention_layernorm.weight", "model.norm.weight", ".q_norm.weight",
-          ".k_norm.weight")  # fmt: skip
-_MULTIPLIED = ("falcon_h1",)
-"""The types of models whose weights MLX multiplies by numbers of their configuration."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,17 +143,17 @@ def mlx_matrices(entries: Mapping[str, Entry], settings: Config, method: str) ->
     """Yield the matrices of a checkpoint by MLX. Raise ModelError if the tensors of one do not fit its settings or each
     other.
     """
-    whole = _of_layer(settings)
+    whole = _of_layer(settings, is_whole=True)
     for name, weight in entries.items():
         path = name.removesuffix(".weight")
         if name == path or f"{path}.scales" not in entries:
             continue
-        mode, bits, size = whole
+        mode, bits, size, has_factors = whole
         own = settings.value(f"quantization_config.{path}")
         if isinstance(own, dict):
             values = {f"quantization_config.{key}": value for key, value in own.items()}
             of_layer = Config(settings.path, values, part=f"{path:.80}: ")
-            mode, bits, size = _of_layer(of_layer)
+            mode, bits, size, has_factors = _of_layer(of_layer, is_whole=False)
             check_unread(of_layer, (), WITHOUT_IT)
         elif own not in (None, True):
             raise settings.error(f"{path:.80} has scales, and quantization says {own!r:.80}", USE_ITS_CONFIG)
@@ -177,65 +175,26 @@ def mlx_matrices(entries: Mapping[str, Entry], settings: Config, method: str) ->
             parts.append(bias)
             matrix = _AffineMatrix(weight, scale, bias, bits, size, flat)
         else:
-            matrix = _Mxfp8Matrix(weight, scale, flat) if mode == "mxfp8" else Nvfp4Matrix(weight, scale, 1.0, flat)
+            factors: F32 = np.ones(1, np.float32)
+            if has_factors or (mode == "nvfp4" and f"{path}.global_scale" in entries):
+                parts.append(of_experts := part(entries, weight, f"{path}.global_scale", "float"))
+                count = 1 if len(shape) == 2 else shape[0]
+                factors = (factors_of(of_experts, count) / np.float32(_LARGEST_NVFP4)).repeat(flat[0] // count)
+            matrix = _Mxfp8Matrix(weight, scale, flat) if mode == "mxfp8" else Nvfp4Matrix(weight, scale, factors, flat)
         yield Found(name, Tensor(ConvertedRows(matrix, 0, flat[0]), matrix.quant, shape), tuple(parts))
 
 
-def _of_layer(own: Config) -> tuple[str, int, int]:
-    """Return mode, bits and size of groups. Raise ModelError for a key or value that is not supported."""
+def _of_layer(own: Config, *, is_whole: bool) -> tuple[str, int, int, bool]:
+    """Return mode, bits, size of groups, and whether experts have a global scale each. Raise ModelError for a key or
+    value that is not supported. is_whole: whether they are the settings of all layers, which are never left out.
+    """
     mode = one_of(own, "mode", "affine", tuple(_MODES))
     found = []
-    for key, supported in zip(("bits", "group_size"), _MODES[mode], strict=True):
-        value = own.size(f"quantization_config.{key}")
+    for key, supported, usual in zip(("bits", "group_size"), _MODES[mode], _USUAL[mode], strict=True):
+        value = own.size(f"quantization_config.{key}", None if is_whole else usual)
         if value not in supported:
             what = f"quantization_config.{key} is {value}, which is not supported in mode {mode}"
             raise own.error(what, f"Use a checkpoint of {', '.join(map(str, supported))}")
         found.append(value)
-    return mode, found[0], found[1]
-
-
-def as_converted(weights: Mapping[str, Tensor], config: Config) -> Mapping[str, Tensor]:
-    """Return the tensors of a checkpoint by MLX as those of the checkpoint that it converts have them; others as they
-    are. Raise ModelError for a type of model whose weights MLX multiplies.
-
-    PATH.switch_mlp.NAME holds all experts of a layer, which are PATH.experts.E.NAME. Weights of convolutions are
-    [channels, kernel, 1] in place of [channels, 1, kernel], with equal bytes.
-    """
-    kind = config.value("model_type")
-    swapped = {
-        name
-        for name, tensor in weights.items()
-        if name.endswith(_CONVOLUTIONS) and len(tensor.shape) == 3 and tensor.shape[2] == 1 < tensor.shape[1]
-    }
-    if not swapped and not any(_EXPERTS in name for name in weights):
-        return weights
-    if swapped and kind in _MULTIPLIED:
-        what = f"MLX has multiplied the weights of this {kind} model by numbers of its configuration"
-        raise config.error(what, "Use the checkpoint that it converted")
-    found: dict[str, Tensor] = {}
-    own_names = _NAMES.get(kind, {})
-    for name, tensor in weights.items():
-        own = ".".join(own_names.get(part_of, part_of) for part_of in name.split("."))
-        named = {own: tensor}
-        if name in swapped:
-            channels, kernel, _ = tensor.shape
-            named = {own: float_tensor(tensor.dequantize().reshape(channels, 1, kernel))}
-        elif swapped and kind in _NORMS_ARE_WHOLE and name.endswith(_NORMS):
-            named = {own: float_tensor(tensor.dequantize() - np.float32(1))}
-        elif _EXPERTS in name:
-            named = dict(_experts(own, tensor, config))
-        for twice in named.keys() & found.keys():
-            raise config.error(f"{twice:.120} is there twice, once as MLX stores it", SAME_MODEL)
-        found |= named
-    return found
-
-
-def _experts(name: str, stacked: Tensor, config: Config) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of the experts of a layer."""
-    if len(stacked.shape) < 2:
-        raise config.error(f"tensor {name:.120} has shape {stacked.shape}, not one of experts", SAME_MODEL)
-    count, *shape = stacked.shape
-    height = len(stacked.stored) // count
-    for e in range(count):
-        rows = stacked.stored[e * height : (e + 1) * height]
-        yield name.replace(_EXPERTS, f".experts.{e}."), replace(stacked, stored=rows, shape=tuple(shape))
+    has_factors = mode == "nvfp4" and own.get("quantization_config.global_scale", bool, False)
+    return mode, found[0], found[1], has_factors

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreword.arrays import U8
+from foreword.arrays import F32, U8
 from foreword.models.codebooks import E2M1
 from foreword.models.config import Config
 from foreword.models.quantized.fp8 import E4M3, fp8_matrix
@@ -24,11 +24,13 @@ _ALGORITHMS = ("fp8", "nvfp4")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nvfp4Matrix:
-    """shape: of the matrix, of which ``weight`` has two columns in a byte, in any dtype."""
+    """factor: one for all rows, or one for each. shape: of the matrix, of which ``weight`` has two columns in a byte,
+    in any dtype.
+    """
 
     weight: Entry
     scale: Entry
-    factor: float
+    factor: F32
     shape: tuple[int, int]
 
     source = "NVFP4"
@@ -38,9 +40,11 @@ class Nvfp4Matrix:
         return of_8_bits(self.shape)
 
     def convert(self, start: int, stop: int) -> U8:
+        factors = np.broadcast_to(self.factor, self.shape[0]).reshape(-1, 1)
+
         def rows(first: int, last: int) -> U8:
             pairs = self.weight.rows[first:last].read()
-            scales = checked(self.scale, E4M3.take(self.scale.rows[first:last].read()) * np.float32(self.factor))
+            scales = checked(self.scale, E4M3.take(self.scale.rows[first:last].read()) * factors[first:last])
             numbers = E2M1.take(np.stack([pairs & 15, pairs >> 4], axis=-1)).reshape(-1, 16)
             return encoded((numbers * (scales.reshape(-1, 1) * np.float32(0.5))).reshape(-1, self.shape[1]), self.quant)
 
@@ -51,12 +55,18 @@ def nvfp4_matrix(name: str, weight: Entry, scale: Entry, whole: Entry, *, is_inv
     """Return the matrix of a tensor in NVFP4. Raise ModelError if its tensors do not fit each other."""
     if len(weight.shape) != 2 or weight.shape[1] % 8 or scale.shape != (weight.shape[0], weight.shape[1] // 8):
         raise scale.error(f"shape {scale.shape} does not fit pairs of columns {weight.shape} in 16s", SAME_MODEL)
-    factors = whole.tensor().dequantize().ravel()
-    if factors.size != 1 or not 1e-30 < factors[0] < 1e30:
-        raise whole.error(f"{factors[:4]} is not one number above 0")
-    factor = 1 / float(factors[0]) if is_inverse else float(factors[0])
+    factor = factors_of(whole, 1)
+    factor = np.reciprocal(factor) if is_inverse else factor
     matrix = Nvfp4Matrix(weight, scale, factor, (weight.shape[0], 2 * weight.shape[1]))
     return Found(name, matrix, (weight, scale, whole))
+
+
+def factors_of(entry: Entry, count: int) -> F32:
+    """Return the numbers that multiply the scales of ``count`` matrices. Raise ModelError unless all are above 0."""
+    factors = entry.tensor().dequantize().ravel()
+    if factors.size != count or not ((factors > 1e-30) & (factors < 1e30)).all():
+        raise entry.error(f"{factors[:4]} is not {'one number' if count == 1 else f'{count} numbers'} above 0")
+    return factors
 
 
 def modelopt_matrices(entries: Mapping[str, Entry], settings: Config, method: str) -> Iterator[Found]:
