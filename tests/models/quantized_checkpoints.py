@@ -22,8 +22,11 @@ def e4m3(byte):
 
 
 def fp8(parts, block):
+    """Scales of bytes are exponents."""
     weight = parts["weight"]
     scale = next(value for name, value in parts.items() if name != "weight")
+    if scale.dtype.kind in "iV":
+        scale = [2.0 ** (int(byte) - 127) for byte in scale.view(np.uint8).ravel()]
     out, inner = weight.shape
     grid = np.asarray(scale, np.float64).reshape(math.ceil(out / block[0]), math.ceil(inner / block[1]))
     return np.array(
@@ -157,6 +160,45 @@ def draw_fp8(rng, out, inner, block, name="weight_scale"):
     grid = math.ceil(out / block[0]), math.ceil(inner / block[1])
     shape = () if grid == (1, 1) else (out, 1) if grid == (out, 1) else grid
     return {"weight": weight, name: (rng.uniform(0.2, 2, shape) / (64 * math.sqrt(inner))).astype("<f4")}
+
+
+def draw_exponents(rng, out, inner, block, dtype="|i1"):
+    """FP8 with scales that are powers of two, as their exponents plus 127."""
+    parts = draw_fp8(rng, out, inner, block, "weight_scale_inv")
+    grid = math.ceil(out / block[0]), math.ceil(inner / block[1])
+    return {**parts, "weight_scale_inv": rng.integers(110, 120, grid, dtype=np.uint8).view(dtype)}
+
+
+def draw_hqq(rng, out, inner, bits, group, axis, storage="|i1"):
+    """One part of the rows in the highest bits of the bytes, the next part in the next bits, and so on."""
+    q = rng.integers(0, 1 << bits, (inner * out // group, group) if axis else (group, inner * out // group), np.uint8)
+    packed = np.zeros((len(q) * bits // 8, q.shape[1]), np.uint8)
+    for row in range(len(q)):
+        packed[row % len(packed)] |= q[row] << np.uint8(8 - bits * (row // len(packed) + 1))
+    shape = (len(q), 1) if axis else (1, q.shape[1])
+    return {
+        "W_q": packed.view(storage),
+        "scale": (rng.uniform(0.2, 2, shape) / (1 << bits)).astype("<f2"),
+        "zero": rng.uniform(0, 1 << bits, shape).astype("<f2"),
+        **{name: np.array(value, "<i4") for name, value in (("nbits", bits), ("group_size", group), ("axis", axis))},
+        "shape": np.array([out, inner], "<i8"),
+        "packing": np.frombuffer(f"{bits}bit_u8".encode(), np.int8),
+        **{name: np.array(1, "|i1") for name in ("channel_wise", "encoded_state_dict", "optimize", "round_zero")},
+        "bias": np.zeros(out, "<f4"),
+    }
+
+
+def hqq(parts):
+    """Unpacked, (q − zero) · scale in the shape of the groups, and then in that of the matrix."""
+    packed, bits = parts["W_q"].view(np.uint8), int(parts["nbits"])
+    rows = len(packed) * 8 // bits
+    groups = np.empty((rows, packed.shape[1]))
+    scale, zero = (np.broadcast_to(parts[name].astype(np.float64), groups.shape) for name in ("scale", "zero"))
+    for r in range(rows):
+        for c in range(packed.shape[1]):
+            q = field(packed[r % len(packed), c], 8 // bits - 1 - r // len(packed), bits)
+            groups[r, c] = (q - zero[r, c]) * scale[r, c]
+    return groups.reshape(parts["shape"])
 
 
 def draw_awq(rng, out, inner, group):

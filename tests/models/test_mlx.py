@@ -346,6 +346,19 @@ def test_experts_in_nvfp4_have_a_global_scale_each(tmp_path):
         read(tmp_path, settings(*form), under(path, {**stacked, "global_scale": np.array([1, 0], "<f4")}))
 
 
+def test_what_transformers_writes_for_metal_is_affine(tmp_path):
+    form = "affine", 4, 64
+    parts = draw(np.random.default_rng(0), 24, 256, *form)
+    parts["qbiases"] = parts.pop("biases")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"quantization_config": {"quant_method": "metal", "bits": 4, "group_size": 64}})
+    )
+    write_safetensors(tmp_path / "model.safetensors", under("w", parts))
+    tensors = read_weights(read_directory(tmp_path), read_config(tmp_path / "config.json"))
+    assert list(tensors) == ["w.weight"]
+    assert_near(tensors["w.weight"], weights_of({**parts, "biases": parts["qbiases"]}, *form), *form[:2])
+
+
 def test_settings_of_a_layer_may_lack_what_is_usual(tmp_path):
     whole_form, usual = ("affine", 8, 32), ("affine", 4, 64)
     some, other = draw(np.random.default_rng(0), 8, 128, *whole_form), draw(np.random.default_rng(1), 8, 128, *usual)

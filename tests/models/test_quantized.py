@@ -30,6 +30,9 @@ AUTOROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": T
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "llm_int8_threshold": 6.0}
 NESTED = {**BNB, "bnb_4bit_use_double_quant": True, "bnb_4bit_quant_storage": "bfloat16"}
+OF_HQQ = {"nbits": 4, "group_size": 32, "axis": 1, "optimize": True, "round_zero": True, "view_as_float": False}
+PLAIN_SCALES = {"scale_quant_params": None, "zero_quant_params": None, "offload_meta": False}
+HQQ = {"quant_method": "hqq", "skip_modules": [], "quant_config": {"weight_quant_params": OF_HQQ, **PLAIN_SCALES}}
 BNB8 = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
 
 
@@ -111,6 +114,14 @@ FOUR_BIT = {
         lambda: draw_packed(rng(), 13, 96, 32, symmetric=False),
         lambda p: stored.compressed_integers(p, 32),
     ),
+    "HQQ": (HQQ, lambda: stored.draw_hqq(rng(), 24, 96, 4, 32, 1), stored.hqq),
+    "HQQ, more rows than are converted at once": (HQQ, lambda: stored.draw_hqq(rng(), 1032, 160, 4, 32, 1), stored.hqq),
+    "HQQ, 2 bit, groups of 96, stored as floats": (
+        {**HQQ, "quant_config": {"self_attn.q_proj": HQQ["quant_config"], "mlp.up_proj": None}},
+        lambda: stored.draw_hqq(rng(), 24, 96, 2, 96, 1, "<f2"),
+        stored.hqq,
+    ),
+    "HQQ, 1 bit": (HQQ, lambda: stored.draw_hqq(rng(), 24, 96, 1, 32, 1), stored.hqq),
     "GPTQ, groups in order": (
         GPTQ,
         lambda: draw_gptq(rng(), 16, 96, 32, g_idx=np.arange(96) // 32),
@@ -127,8 +138,10 @@ def test_four_bits_change_by_a_64th_of_their_scale(tmp_path, name):
     want = loop(parts)
     assert tensor.quant is Quant.Q4_1
     assert tensor.shape == want.shape
-    group = quantization["group_size"] if quantization["group_size"] > 0 else want.shape[1]
-    own = parts["scales"].T if "scales" in parts else parts["weight_scale"]
+    size = int(parts["group_size"] if "group_size" in parts else quantization["group_size"])
+    group = size if size > 0 else want.shape[1]
+    own = parts["scales"].T if "scales" in parts else parts.get("weight_scale", parts.get("scale"))
+    own = own.reshape(len(want), -1)
     steps = np.repeat(own.astype(float), group, axis=1)[:, : want.shape[1]]
     assert (np.abs(tensor.dequantize() - want) <= steps / 64).all()
 
@@ -262,6 +275,29 @@ EIGHT_BIT = {
         stored.bitsandbytes,
     ),
     "bitsandbytes, 8 bit": (BNB8, lambda: stored.draw_bitsandbytes_8(rng(), 24, 96), stored.bitsandbytes),
+    "HQQ, 8 bit": (HQQ, lambda: stored.draw_hqq(rng(), 24, 96, 8, 32, 1), stored.hqq),
+    "HQQ, groups of 16": (HQQ, lambda: stored.draw_hqq(rng(), 24, 96, 4, 16, 1), stored.hqq),
+    "HQQ, groups of rows, more than are converted at once": (
+        HQQ,
+        lambda: stored.draw_hqq(rng(), 1032, 160, 4, 24, 0),
+        stored.hqq,
+    ),
+    "HQQ, one bit, groups of rows": (HQQ, lambda: stored.draw_hqq(rng(), 24, 96, 1, 8, 0), stored.hqq),
+    "MXFP8": (
+        {"quant_method": "mxfp8", "modules_to_not_convert": ["lm_head"]},
+        lambda: stored.draw_exponents(rng(), 24, 96, (1, 32)),
+        lambda p: stored.fp8(p, (1, 32)),
+    ),
+    "FP8, blocks with exponents": (
+        {**FP8, "weight_block_size": [16, 40], "scale_fmt": "ue8m0", "expert_dtype": "fp8"},
+        lambda: stored.draw_exponents(rng(), 24, 96, (16, 40), "|V1"),
+        lambda p: stored.fp8(p, (16, 40)),
+    ),
+    "FP8 of fbgemm": (
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+        lambda: draw_fp8(rng(), 24, 96, (1, 96)),
+        lambda p: stored.fp8(p, (1, 96)),
+    ),
     "FP8, one scale": (FP8, lambda: draw_fp8(rng(), 24, 96, (24, 96)), lambda p: stored.fp8(p, (24, 96))),
     "FP8, a scale per row": (COMPRESSED, lambda: draw_fp8(rng(), 24, 96, (1, 96)), lambda p: stored.fp8(p, (1, 96))),
     "FP8, blocks of more rows than are converted at once": (
@@ -371,8 +407,10 @@ def test_scales_in_bf16_are_read(tmp_path):
         (compressed("mxfp4-pack-quantized", {**FP4, "group_size": 32}), stored.draw_mxfp4(rng(), 24, 96)),
         (MODELOPT, stored.draw_modelopt(rng(), 24, 96)),
         (NESTED, stored.draw_bitsandbytes(rng(), 24, 37, nested=True)),
+        (HQQ, stored.draw_hqq(rng(), 24, 96, 2, 32, 1)),
+        (HQQ, stored.draw_hqq(rng(), 24, 96, 2, 8, 0)),
     ],
-    ids=["AWQ", "GPTQ", "FP8", "words", "int8", "MXFP4", "NVFP4", "bitsandbytes"],
+    ids=["AWQ", "GPTQ", "FP8", "words", "int8", "MXFP4", "NVFP4", "bitsandbytes", "HQQ", "HQQ by rows"],
 )
 def test_rows_of_a_matrix_are_those_of_the_whole(tmp_path, quantization, parts):
     rows = read(tmp_path, quantization, parts)["w.weight"].stored
@@ -387,6 +425,7 @@ def test_rows_of_a_matrix_are_those_of_the_whole(tmp_path, quantization, parts):
 def test_scales_of_activations_and_keys_are_left_out(tmp_path):
     one = np.ones(1, "<f4")
     parts = {**draw_fp8(rng(), 24, 96, (24, 96)), "input_scale": one, "k_scale": one, "bias": np.zeros(24, "<f4")}
+    parts["activation_scale"] = np.array(1, "<f4")
     assert read(tmp_path, FP8, parts).keys() == {"w.weight", "w.bias"}
 
 
@@ -474,6 +513,7 @@ MODELS = {
     "phi3, AWQ": ("phi3", AWQ, lambda r, o, i: draw_awq(r, o, i, 32), lambda p: stored.awq(p, 32)),
     "qwen2, GPTQ": ("qwen2", GPTQ, lambda r, o, i: draw_gptq(r, o, i, 32), lambda p: stored.gptq(p, 32)),
     "gpt2, GPTQ": ("gpt2", GPTQ, lambda r, o, i: draw_gptq(r, o, i, 32), lambda p: stored.gptq(p, 32)),
+    "llama3, HQQ": ("llama3", HQQ, lambda r, o, i: stored.draw_hqq(r, o, i, 4, 8, 1), stored.hqq),
     "gpt2, FP8": ("gpt2", FP8, lambda r, o, i: draw_fp8(r, o, i, (o, i)), lambda p: stored.fp8(p, (999, 999))),
     "llama3, compressed-tensors": (
         "llama3",
@@ -542,7 +582,7 @@ def without(parts, name):
 
 
 A, G, F = draw_awq(rng(), 16, 96, 32), draw_gptq(rng(), 16, 96, 32), draw_fp8(rng(), 16, 96, (1, 96))
-MX = stored.draw_mxfp4(rng(), 16, 128)
+MX, H = stored.draw_mxfp4(rng(), 16, 128), stored.draw_hqq(rng(), 16, 96, 4, 32, 1)
 P, N, M = draw_packed(rng(), 16, 96, 32), stored.draw_nvfp4(rng(), 16, 96), stored.draw_modelopt(rng(), 16, 96)
 B, BN = (stored.draw_bitsandbytes(rng(), 16, 96, nested=nested) for nested in (False, True))
 draw_8, STATE = stored.draw_bitsandbytes_8(rng(), 16, 96), "weight.quant_state.bitsandbytes__nf4"
@@ -562,7 +602,48 @@ ONE = {"plain": np.ones((1, 2), "<f4")}
         ("awq", A, "quantization_config is 'awq', not a JSON object"),
         ({}, A, "quantization_config.quant_method is '', which is not supported. Use a checkpoint of fp8, "),
         ({"quant_method": 4}, A, "quantization_config.quant_method is 4, not of type str"),
-        ({"quant_method": "hqq"}, A, "quant_method is 'hqq', which is not supported"),
+        ({"quant_method": "exl3"}, A, r"quant_method is 'exl3', which is not supported\. Use a checkpoint of fp8, "),
+        (
+            {"quant_method": "AQLM"},
+            A,
+            r"'AQLM', which is not supported: weights are sums of vectors from codebooks\. Use a checkpoint of fp8, ",
+        ),
+        ({"quant_method": "hqq"}, H, r"quant_config is None, not a JSON object"),
+        (
+            {**HQQ, "quant_config": {"self_attn.q_proj": {"nbits": 4}}},
+            H,
+            r"quant_config 'self_attn\.q_proj' is \{'nbits': 4\}, not an object with weight_quant_params",
+        ),
+        (
+            {**HQQ, "quant_config": {"weight_quant_params": {**OF_HQQ, "rotation": 0}}},
+            H,
+            r"weight_quant_params: rotation = 0 is not supported",
+        ),
+        (
+            {**HQQ, "quant_config": {**HQQ["quant_config"], "zero_quant_params": {"nbits": 8}}},
+            H,
+            r"zero_quant_params = \{'nbits': 8\} is not supported",
+        ),
+        (
+            HQQ,
+            {**H, "nbits": np.array(3, "<i4")},
+            r"tensor 'w\.nbits': \[3\] bit are not supported.* of 1, 2, 4, 8 bit",
+        ),
+        (HQQ, without(H, "axis"), r"tensor 'w\.W_q': comes without w\.axis"),
+        (HQQ, without(H, "zero"), r"tensor 'w\.W_q': comes without w\.zero"),
+        (HQQ, {**H, "axis": np.array(2, "<i4")}, r"does not fit shape \[16, 96\], 4 bit, groups of 32 along axis 2"),
+        (HQQ, {**H, "group_size": np.array(36, "<i4")}, r"does not fit shape \[16, 96\], 4 bit, groups of 36"),
+        (HQQ, {**H, "shape": np.array([16, 95], "<i8")}, r"does not fit shape \[16, 95\], 4 bit, groups of 32"),
+        (HQQ, {**H, "zero": np.ones((47, 1), "<f4")}, r"tensor 'w\.zero': shape \(47, 1\) does not fit"),
+        (HQQ, {**H, "axis": np.array(1, "<f4")}, r"tensor 'w\.axis': dtype is F32, expected I32, I64, U8"),
+        (HQQ, {**H, "quant_zero": np.array(1, "|i1")}, "zero points that are quantised are not supported"),
+        ({**FP8, "expert_dtype": "fp4"}, F, "expert_dtype is 'fp4', which is not supported"),
+        ({**FP8, "offset": 0}, F, r"quantization_config\.offset = 0 is not supported"),
+        (
+            {**COMPRESSED, "config_groups": {"a": {"weights": WFP8, "transform": 1}}},
+            F,
+            r"config_groups\.a: transform = 1 is not supported",
+        ),
         (None, A, r"tensor 'w\.qweight': dtype 'I32' is not supported"),
         (None, F, r"tensor 'w\.weight': dtype 'F8_E4M3' is not supported"),
         (AWQ, ONE, "quantization_config says awq, but no weight is stored so"),

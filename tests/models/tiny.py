@@ -29,12 +29,13 @@ DTYPES = {
     "|i1": "U8",
     "|S1": "I8",
     "<i8": "I64",
+    "|V1": "F8_E8M0",
 }
 
 
 def write_safetensors(path, tensors):
     """Arrays of these types by name; those of uint16 are the bits of BF16, of uint8 the bits of FP8, of int8 the
-    bits of uint8, of bytes those of int8.
+    bits of uint8, of bytes those of int8, of void those of exponents.
     """
     header, offset = {}, 0
     for name, array in tensors.items():

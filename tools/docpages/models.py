@@ -13,6 +13,7 @@ from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.families.gguf_encoders import GGUF_ENCODER_TYPES
 from foreword.models.keys import WITHOUT_EFFECT
+from foreword.models.quantized.checkpoint import REFUSED
 from foreword.models.recommended import KV_BYTES, RECOMMENDED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,9 +29,16 @@ def with_tables(page: str) -> str:
         ("families", families()),
         ("keys", keys()),
         ("ignored", ignored()),
+        ("refused", refused()),
     ):
         page = with_table(page, name, next(rows), rows)
     return page
+
+
+def refused() -> Iterator[tuple[str, ...]]:
+    yield ("`quant_method`", "why it is refused")
+    for method, reason in sorted(REFUSED.items()):
+        yield f"`{method}`", reason
 
 
 def known() -> Iterator[tuple[str, ...]]:

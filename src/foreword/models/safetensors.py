@@ -14,7 +14,7 @@ from foreword.models.text_files import read_object
 from foreword.models.weights import Tensor
 
 _FLOATS = {"F32": Quant.F32, "F16": Quant.F16, "BF16": Quant.BF16}
-_BYTES = {"I64": 8, "I32": 4, "U32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
+_BYTES = {"I64": 8, "I32": 4, "U32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 _BYTES |= {name: quant.block_bytes for name, quant in _FLOATS.items()}
 
 _NO_WEIGHTS = ("embeddings.position_ids", ".attn.bias", ".attn.causal_mask", ".attention.bias")

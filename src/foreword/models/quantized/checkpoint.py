@@ -3,7 +3,7 @@
 | stored                                              | becomes                   | a weight changes by at most        |
 |-----------------------------------------------------|---------------------------|------------------------------------|
 | 4 bit, each 32 columns of one group                 | Q4_0 (all z = 8), or Q4_1 | 1/64 of its scale                  |
-| 2 to 5 bit of MLX                                   | Q4_1, or Q5_1 for 5 bit   | 1/64 of its scale                  |
+| 2 to 5 bit of MLX, 1 to 4 bit of HQQ by columns     | Q4_1, or Q5_1 for 5 bit   | 1/64 of its scale                  |
 | 8 bit; 4 bit in mixed groups; FP8, NVFP4, nf4, fp4  | Q8_0                      | 1/250 of the largest of 32 weights |
 | columns that are not a multiple of 32, routers      | F32                       | 0                                  |
 | MXFP4                                               | MXFP4                     | 0                                  |
@@ -23,6 +23,7 @@ from foreword.models.quantized.bitnet import bitnet_matrices
 from foreword.models.quantized.bitsandbytes import bitsandbytes_matrices
 from foreword.models.quantized.compressed import compressed_matrices
 from foreword.models.quantized.fp8 import fp8_matrices
+from foreword.models.quantized.hqq import hqq_matrices
 from foreword.models.quantized.integers import integer_matrices
 from foreword.models.quantized.matrix import SAME_MODEL, WITHOUT_IT, ConvertedRows, check_unread, one_of
 from foreword.models.quantized.mlx import mlx_matrices
@@ -35,16 +36,37 @@ from foreword.models.weights import Tensor
 
 _READERS = {
     "fp8": fp8_matrices,
+    "fbgemm_fp8": fp8_matrices,
+    "mxfp8": fp8_matrices,
     "compressed-tensors": compressed_matrices,
     "modelopt": modelopt_matrices,
     "awq": integer_matrices,
     "gptq": integer_matrices,
     "auto-round": integer_matrices,
     "bitsandbytes": bitsandbytes_matrices,
+    "hqq": hqq_matrices,
     "bitnet": bitnet_matrices,
     "mxfp4": mxfp4_matrices,
+    "metal": mlx_matrices,
     "mlx": mlx_matrices,
 }
+REFUSED = {
+    "aqlm": "weights are sums of vectors from codebooks",
+    "eetq": "integers are in the order of a CUDA kernel",
+    "fouroversix": "tensors are those of its own classes",
+    "fp_quant": "weights are rotated by Hadamard matrices",
+    "gemma": "inputs and outputs of products are rounded, too",
+    "gguf": "the weights are in a GGUF file, whose path is the model then",
+    "higgs": "weights are vectors of a grid, and rotated",
+    "nvfp4": "it quantises a model while it is loaded, and has no checkpoints",
+    "quanto": "tensors are those of its own classes",
+    "quark": "layouts are many, and each has settings of its own",
+    "sinq": "a weight has a scale of its row and one of its column",
+    "spqr": "some weights are apart in a sparse matrix",
+    "torchao": "tensors are those of its own classes",
+    "vptq": "weights are vectors of codebooks",
+}
+"""The other methods of transformers, each with the reason why it is not read."""
 _BOUNDS = {
     Quant.Q4_0: "1/64 of its scale",
     Quant.Q4_1: "1/64 of its scale",
@@ -54,7 +76,7 @@ _BOUNDS = {
 }
 _OF_ACTIVATIONS = (
     *(".input_scale", ".input_global_scale", ".input_zero_point"),
-    *(".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale"),
+    *(".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".activation_scale", ".input_scale_ub"),
 )
 """The keys of scales for activations and keys, which are not quantised here."""
 _OF_MLX = "quantization"
@@ -64,21 +86,15 @@ _OF_MODELOPT = "hf_quant_config.json"
 
 _WITHOUT_EFFECT = {
     # the tensors show which layers are quantised, and how many columns share a scale
-    *("modules_to_not_convert", "ignored_layers", "ignore", "config_groups", "modules_in_block_to_quantize", "lm_head"),
-    *("exclude_modules", "llm_int8_skip_modules", "bnb_4bit_quant_storage", "quant_lm_head", "extra_config"),
-    *("to_quant_block_names", "quant_block_list"),
-    *(
-        "block_name_to_quantize",
-        "weight_block_size",
-        "group_size",
-        "desc_act",
-        "sym",
-        "zero_point",
-        "checkpoint_format",
-    ),
+    *("modules_to_not_convert", "modules_to_convert", "ignored_layers", "ignore", "config_groups", "lm_head"),
+    *("exclude_modules", "skip_modules", "llm_int8_skip_modules", "bnb_4bit_quant_storage", "quant_lm_head"),
+    *("extra_config", "modules_in_block_to_quantize", "to_quant_block_names", "quant_block_list"),
+    *("block_name_to_quantize", "weight_block_size", "group_size", "desc_act", "sym", "zero_point"),
+    *("checkpoint_format",),
     # these concern activations and keys, which are not quantised here
-    *("activation_scheme", "kv_cache_scheme", "kv_cache_quant_algo", "use_cuda_fp16", "hyb_act", "llm_int8_threshold"),
-    *("act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "bnb_4bit_compute_dtype"),
+    *("activation_scheme", "activation_scale_ub", "kv_cache_scheme", "kv_cache_quant_algo", "use_cuda_fp16"),
+    *("hyb_act", "llm_int8_threshold", "bnb_4bit_compute_dtype"),
+    *("act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym"),
     # these describe how the checkpoint was made, and how other implementations compute with it
     *("quant_method", "bits", "format", "version", "fmt", "scale_fmt", "quantization_status", "dequantize", "backend"),
     *("global_compression_ratio", "true_sequential", "static_groups", "act_group_aware", "damp_percent", "dataset"),
@@ -112,6 +128,12 @@ def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tens
     if not isinstance(given, dict):
         raise config.error(f"{key} is {given!r:.80}, not a JSON object", FETCH_AGAIN)
     settings = Config(config.path, {f"quantization_config.{key}": value for key, value in given.items()})
+    if any(settings.value(f"quantization_config.{key}") is True for key in ("load_in_4bit", "load_in_8bit")):
+        default = default or "bitsandbytes"
+    named = settings.value("quantization_config.quant_method")
+    if isinstance(named, str) and named.lower() in REFUSED:
+        what = f"quantization_config.quant_method is {named!r}, which is not supported: {REFUSED[named.lower()]}"
+        raise settings.error(what, f"Use a checkpoint of {', '.join(methods)}, or an unquantised one")
     method = one_of(settings, "quant_method", default, methods)
     reader = _READERS[method]
     is_plain = method == "modelopt" and settings.value("quantization_config.quant_algo") is None

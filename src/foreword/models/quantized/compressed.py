@@ -33,6 +33,7 @@ _NVFP4, _MXFP4 = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 _READ = {_PACKED: ("int", 4, 8), _INT: ("int", 4, 8), _FLOAT: ("float", 8), _NVFP4: ("float", 4), _MXFP4: ("float", 4)}
 """The type and the numbers of bits of each format."""
 _NAIVE, _MIXED = "naive-quantized", "mixed-precision"
+_OF_GROUPS = ("weights", "targets", "format", "input_activations", "output_activations")
 _WITHOUT_EFFECT = ("strategy", "actorder", "scale_dtype", "zp_dtype", "observer", "observer_kwargs")
 """Keys of weights that the tensors show, or that describe how they were made."""
 
@@ -134,6 +135,7 @@ def _groups(settings: Config) -> Iterator[_Group]:
         if not isinstance(group, dict) or not isinstance(weights := group.get("weights") or {}, dict):
             at = f"quantization_config.config_groups {name!r:.80}"
             raise settings.error(f"{at} is {group!r:.80}, not an object with weights", FETCH_AGAIN)
+        check_unread(Config(settings.path, group, part=f"config_groups.{name:.80}: "), _OF_GROUPS, WITHOUT_IT)
         if not weights:
             continue
         own = Config(

@@ -1,6 +1,7 @@
 """FP8: w[o, i] = weight[o, i] · scale, weights in e4m3, with a scale per matrix, row or rectangle of it.
 
-``weight_scale`` and ``weight_scale_inv`` both multiply.
+``weight_scale`` and ``weight_scale_inv`` both multiply; scales of bytes are powers of two. ``mxfp8`` has one for each
+32 columns, ``fbgemm_fp8`` one for each row.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from foreword.arrays import F32, U8
 from foreword.models.codebooks import e4m3
 from foreword.models.config import Config
 from foreword.models.files import FETCH_AGAIN
-from foreword.models.quantized.matrix import SAME_MODEL, Found, encoded, in_chunks, of_8_bits, part, scales_of
+from foreword.models.quantized.matrix import SAME_MODEL, Found, encoded, in_chunks, of_8_bits, one_of, part, scales_of
 from foreword.models.quants import Quant
 from foreword.models.safetensors import Entry
 
@@ -65,7 +66,8 @@ class _Fp8Matrix:
 
 def fp8_matrices(entries: Mapping[str, Entry], settings: Config, method: str) -> Iterator[Found]:
     """Yield the FP8 matrices of a checkpoint by fp8. Raise ModelError if one has no scales that fit it."""
-    block = sizes(settings, "quantization_config.weight_block_size")
+    block = sizes(settings, "quantization_config.weight_block_size") or ((1, 32) if method == "mxfp8" else None)
+    one_of(settings, "expert_dtype", "fp8", ("fp8",))
     for name, weight in entries.items():
         if weight.dtype == "F8_E4M3":
             yield fp8_matrix(entries, name, weight, block)
@@ -82,7 +84,7 @@ def sizes(settings: Config, key: str) -> tuple[int, int] | None:
 def fp8_matrix(entries: Mapping[str, Entry], name: str, weight: Entry, block: tuple[int, int] | None) -> Found:
     """Return the matrix of a tensor in FP8. block: see `sizes`. Raise ModelError as `fp8_matrices`."""
     scale_name = f"{name}_scale_inv" if f"{name}_scale_inv" in entries else f"{name}_scale"
-    scale = part(entries, weight, scale_name, "float")
+    scale = part(entries, weight, scale_name, "scale")
     scales_of(scale)
     return Found(name, _matrix(weight, scale, block), (weight, scale))
 

@@ -19,6 +19,8 @@ WITHOUT_IT = "Use a checkpoint without it"
 MOST_COLUMNS = 1 << 28
 LARGEST_SCALE = 4096
 """Times an integer of 4 bits, or times the largest e4m3 over 127, this is a float16."""
+EXPONENTS = ("U8", "F8_E8M0")
+"""The dtypes of scales that are powers of two."""
 _CHUNK = 1 << 17  # weights converted at once, so that temporaries fit into the CPU cache
 
 
@@ -95,7 +97,12 @@ def in_chunks(matrix: Matrix, start: int, stop: int, convert: Callable[[int, int
 
 
 def scales_of(entry: Entry) -> F32:
-    """Return the scales as float32. Raise ModelError unless all are finite and none is too large."""
+    """Return the scales as float32; those of bytes are 2^(byte − 127). Raise ModelError unless all are finite and none
+    is too large.
+    """
+    if entry.dtype in EXPONENTS:
+        powers = np.ldexp(np.float32(1), entry.rows.read().astype(np.int32) - 127)
+        return checked(entry, powers.reshape(entry.shape))
     return checked(entry, entry.tensor().dequantize())
 
 
@@ -108,22 +115,26 @@ def checked(entry: Entry, scales: F32) -> F32:
 
 
 def part(entries: Mapping[str, Entry], whole: Entry, name: str, dtype: str) -> Entry:
-    """Return a tensor that ``whole`` needs, of a dtype or, for "float", of floats.
+    """Return a tensor that ``whole`` needs, of a dtype, of floats for "float", or of floats or exponents for "scale".
 
     Raise ModelError if it is not there.
     """
     found = entries.get(name)
     if found is None:
         raise whole.error(f"comes without {name}")
-    if not found.is_float if dtype == "float" else found.dtype != dtype:
+    is_one = found.is_float or (dtype == "scale" and found.dtype in EXPONENTS)
+    if not is_one if dtype in ("float", "scale") else found.dtype != dtype:
         raise found.error(f"dtype is {found.dtype}, expected {dtype}")
     return found
 
 
 def check_unread(settings: Config, without_effect: Collection[str], fix: str) -> None:
-    """Raise ModelError for a key with a value that was not read, and is not among those without effect."""
+    """Raise ModelError for a key with a value that was not read, and is not among those without effect. A key that is
+    null, false or empty asks for nothing.
+    """
     for key, value in settings.values.items():
-        if value and key not in settings.read and key.removeprefix("quantization_config.") not in without_effect:
+        is_asked = bool(value) or type(value) in (int, float)
+        if is_asked and key not in settings.read and key.removeprefix("quantization_config.") not in without_effect:
             raise settings.error(f"{key} = {value!r:.80} is not supported", fix)
 
 

@@ -9,8 +9,9 @@
 
 g is the number of its expert in NAME.global_scale; without this tensor, s · e2m1 is the weight.
 
-``quantization`` in config.json has these settings, and by the path of a layer those of that layer.
-`foreword.models.mlx_names` has what else MLX changes, in checkpoints that are not quantised, too.
+``quantization`` in config.json has these settings, and by the path of a layer those of that layer. Where transformers
+writes affine ones, as ``quant_method`` metal, the biases are NAME.qbiases. `foreword.models.mlx_names` has what else
+MLX changes, in checkpoints that are not quantised, too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 
 from foreword.arrays import F32, U8
 from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.quantized.affine import AffineMatrix, Factors
 from foreword.models.quantized.fp8 import E4M3
 from foreword.models.quantized.matrix import (
     SAME_MODEL,
@@ -40,7 +42,7 @@ from foreword.models.quantized.matrix import (
 )
 from foreword.models.quantized.mxfp4 import mxfp4_tensor
 from foreword.models.quantized.nvfp4 import Nvfp4Matrix, factors_of
-from foreword.models.quants import Quant, pack_q4, pack_q5_1
+from foreword.models.quants import Quant
 from foreword.models.safetensors import Entry
 from foreword.models.weights import Tensor
 
@@ -59,13 +61,10 @@ _ROUTERS = (
 
 
 @dataclass(frozen=True, eq=False)
-class _AffineMatrix:
+class _MlxMatrix(AffineMatrix):
     weight: Entry
     scale: Entry
     bias: Entry
-    bits: int
-    group_size: int
-    shape: tuple[int, int]
 
     @property
     def source(self) -> str:
@@ -73,35 +72,17 @@ class _AffineMatrix:
 
     @cached_property
     def quant(self) -> Quant:
-        """Return F32 for a router, Q4_1 or Q5_1 for at most 5 bits with scales that float16 can hold, else Q8_0."""
-        if self.weight.name.endswith(_ROUTERS):
-            return Quant.F32
-        if self.bits > 5:
-            return Quant.Q8_0
-        scale, bias = scales_of(self.scale), scales_of(self.bias)
-        change = _rounding(scale) * ((1 << self.bits) - 1) + _rounding(bias)
-        if (change > np.abs(scale) / 64 + 4e-6).any():
-            return Quant.Q8_0
-        return Quant.Q4_1 if self.bits < 5 else Quant.Q5_1
+        """Return F32 for a router."""
+        return Quant.F32 if self.weight.name.endswith(_ROUTERS) else super().quant
 
-    def convert(self, start: int, stop: int) -> U8:
-        groups = self.shape[1] // self.group_size
-        scales = scales_of(self.scale).reshape(-1, groups)
-        biases = scales_of(self.bias).reshape(-1, groups)
+    def factors(self) -> Factors:
+        scale, bias = (
+            scales_of(entry).reshape(-1, self.shape[1] // self.group_size) for entry in (self.scale, self.bias)
+        )
+        return lambda start, stop: (scale[start:stop], bias[start:stop])
 
-        def rows(first: int, last: int) -> U8:
-            q = _integers(self.weight.rows[first:last].read(), self.bits)
-            times = self.group_size // 32
-            scale = scales[first:last].repeat(times, axis=1).ravel()
-            bias = biases[first:last].repeat(times, axis=1).ravel()
-            blocks = q.reshape(-1, 32)
-            if self.quant is Quant.Q4_1:
-                return pack_q4(blocks, scale, bias)
-            if self.quant is Quant.Q5_1:
-                return pack_q5_1(blocks, scale, bias)
-            return encoded(blocks * scale[:, None] + bias[:, None], self.quant)
-
-        return in_chunks(self, start, stop, rows)
+    def integers(self, start: int, stop: int) -> U8:
+        return _integers(self.weight.rows[start:stop].read(), self.bits)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,12 +104,6 @@ class _Mxfp8Matrix:
             return encoded(values, self.quant)
 
         return in_chunks(self, start, stop, rows)
-
-
-def _rounding(values: F32) -> F32:
-    """Return how much values change as float16."""
-    change: F32 = np.abs(values.astype(np.float16).astype(np.float32) - values)
-    return change
 
 
 def _integers(data: U8, bits: int) -> U8:
@@ -169,11 +144,11 @@ def mlx_matrices(entries: Mapping[str, Entry], settings: Config, method: str) ->
         shape, flat, parts = (*weight.shape[:-1], columns), (len(weight.rows), columns), [weight, scale]
         matrix: Matrix
         if mode == "affine":
-            bias = part(entries, weight, f"{path}.biases", "float")
+            bias = part(entries, weight, f"{path}.{'qbiases' if method == 'metal' else 'biases'}", "float")
             if bias.shape != scale.shape:
                 raise bias.error(f"shape {bias.shape} is not that of the scales, {scale.shape}", SAME_MODEL)
             parts.append(bias)
-            matrix = _AffineMatrix(weight, scale, bias, bits, size, flat)
+            matrix = _MlxMatrix(bits, size, flat, weight, scale, bias)
         else:
             factors: F32 = np.ones(1, np.float32)
             if has_factors or (mode == "nvfp4" and f"{path}.global_scale" in entries):
