@@ -15,6 +15,8 @@ DATA = bytes(range(64)) * 24  # small scales, and no NaN
 SHAPE, FACTOR = struct.pack("<2q", 8, 64), struct.pack("<f", 0.5)
 SHAPE_AT, FACTOR_AT, STATE_AT, STATE_SIZE = len(DATA), len(DATA) + 16, len(DATA) + 20, 256
 """Behind the data: a shape, a factor, and the state of a matrix by bitsandbytes as JSON."""
+NUMBERS, NUMBERS_AT = struct.pack("<3i", 4, 32, 1), STATE_AT + STATE_SIZE
+"""Behind these: the bits, the size of groups and the axis of a matrix by HQQ."""
 STATE = {"quant_type": "nf4", "blocksize": 64, "shape": [8, 64], "dtype": "float32", "nested_blocksize": 4,
          "nested_offset": 0.5}  # fmt: skip
 
@@ -63,6 +65,16 @@ NF4 = tensors(
     }
 )
 INT8_ROWS = tensors(weight=("I8", [8, 64], 512), SCB=("F32", [8], 32))
+HQQ = tensors(
+    W_q=("U8", [8, 32], 256),
+    scale=("F16", [16, 1], 32),
+    zero=("F16", [16, 1], 32),
+    shape=("I64", [2], 16, SHAPE_AT),
+    **{name: ("I32", [], 4, NUMBERS_AT + 4 * i) for i, name in enumerate(("nbits", "group_size", "axis"))},
+)
+MXFP8 = tensors(weight=("F8_E4M3", [8, 64], 512), weight_scale_inv=("U8", [8, 2], 16))
+AFFINE = tensors(weight=("U32", [8, 8], 256), scales=("F16", [8, 2], 32), biases=("F16", [8, 2], 32))
+GLOBAL = tensors(weight=("U32", [1, 8, 8], 256), scales=("U8", [1, 8, 4], 32), global_scale=("F32", [1], 4, FACTOR_AT))
 
 
 def encoded(header, state=STATE, **quantization):
@@ -90,6 +102,10 @@ def valid():
         encoded(NF4, quant_method="bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4",
                 bnb_4bit_use_double_quant=True),
         encoded(INT8_ROWS, quant_method="bitsandbytes", load_in_8bit=True),
+        encoded(HQQ, quant_method="hqq", skip_modules=["lm_head"], quant_config={"weight_quant_params": {"axis": 1}}),
+        encoded(MXFP8, quant_method="mxfp8", weight_block_size=[1, 32]),
+        encoded(AFFINE, quant_method="mlx", w={"bits": 4, "group_size": 32, "mode": "affine"}, **INTEGERS),
+        encoded(GLOBAL, quant_method="mlx", bits=4, group_size=16, mode="nvfp4"),
     ]  # fmt: skip
 
 
@@ -109,7 +125,7 @@ def read(data, folder):
     config = read_config(folder / "config.json")
     header = json.dumps(config.values.get("header", {})).encode()
     state = json.dumps(config.values.get("state", {})).encode().ljust(STATE_SIZE)
-    data = DATA + SHAPE + FACTOR + state
+    data = DATA + SHAPE + FACTOR + state + NUMBERS
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + data)
     weights = read_weights(read_directory(folder), config)
     conversions(weights.values())
