@@ -5,6 +5,7 @@ import math
 import re
 import tracemalloc
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_he
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "llm_int8_threshold": 6.0}
 NESTED = {**BNB, "bnb_4bit_use_double_quant": True, "bnb_4bit_quant_storage": "bfloat16"}
 OF_HQQ = {"nbits": 4, "group_size": 32, "axis": 1, "optimize": True, "round_zero": True, "view_as_float": False}
+HQQ_MADE = json.loads((Path(__file__).parents[1] / "data" / "models" / "hqq.json").read_text())["matrices"]
 PLAIN_SCALES = {"scale_quant_params": None, "zero_quant_params": None, "offload_meta": False}
 HQQ = {"quant_method": "hqq", "skip_modules": [], "quant_config": {"weight_quant_params": OF_HQQ, **PLAIN_SCALES}}
 BNB8 = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
@@ -351,6 +353,19 @@ def test_columns_that_are_not_a_multiple_of_32_stay_floats(tmp_path, name):
     tensor = read(tmp_path, quantization, parts)["w.weight"]
     assert tensor.quant is Quant.F32
     np.testing.assert_allclose(tensor.dequantize(), loop(parts), rtol=1e-6)
+
+
+@pytest.mark.parametrize("made", HQQ_MADE, ids=lambda made: f"{made['nbits']} bit, axis {made['axis']}")
+def test_matrices_that_hqq_made_are_read(tmp_path, made):
+    """Groups of 8 columns or rows become 8 bit."""
+    numbers = {name: np.array(made[name], "<i4") for name in ("nbits", "group_size", "axis")}
+    floats = {name: np.array(made[name], "<f2") for name in ("scale", "zero")}
+    stored_as = "<f2" if made["as_floats"] else "|i1"
+    packed = np.array(made["W_q"], np.uint8).view(stored_as)
+    parts = {"W_q": packed, **numbers, **floats, "shape": np.array(made["shape"], "<i8")}
+    want = np.array(made["values"])
+    got = read(tmp_path, HQQ, parts)["w.weight"].dequantize()
+    assert (np.abs(got - want) <= blocks_max(want) / 250).all()
 
 
 def test_every_value_of_fp8_is_read(tmp_path):
