@@ -102,7 +102,8 @@ def step_bytes(spec: DecoderSpec, weights: Weights, weight_format: Files, shape:
         if layer.recurrent is not None:
             moved += shape.num_reqs * 2 * 4 * layer.recurrent.state_size
         elif layer.has_mixer:
-            moved += (2 if spec.mla else 4) * prod(spec.heads_of(layer)) * shape.num_context_tokens
+            num_kv_heads, head_dim, _ = spec.heads_of(layer)
+            moved += (2 if spec.mla else 4) * num_kv_heads * head_dim * shape.num_context_tokens
     return moved
 
 
@@ -116,7 +117,8 @@ def operations(spec: DecoderSpec, shape: Shape) -> float:
             count += 2 * layer.recurrent.num_values * layer.recurrent.key_dim * shape.num_tokens
         elif layer.has_mixer:
             seen = sum(min(i + 1, layer.sliding_window or i + 1) for i in range(shape.num_new))
-            count += 2 * spec.num_heads * spec.heads_of(layer).head_dim * seen
+            _, head_dim, num_heads = spec.heads_of(layer)
+            count += 2 * num_heads * head_dim * seen
     return count
 
 
@@ -129,7 +131,8 @@ def random_weights(spec: DecoderSpec, weight_format: Files, seed: int = 0) -> di
     made = {}
     for name, shape in weight_names(spec):
         scale = shape[-1] ** -0.5
-        if len(shape) < 2 or min(shape) < _PER_KIND or shape[-1] % _PER_KIND or name.endswith("streams_router"):
+        is_small = len(shape) < 2 or shape[-1] % _PER_KIND or (weight_format == "auto" and min(shape) < _PER_KIND)
+        if is_small or name.endswith("streams_router"):
             values = np.resize(floats, shape) * np.float32(0.1)
             made[name] = float_tensor(values + 1 if name.endswith("norm") else values)
         elif weight_format == "auto":

@@ -30,6 +30,17 @@ def test_a_step_reads_the_experts_that_its_tokens_choose():
         assert families.weights_read(spec, tokens) == pytest.approx(others + all_of_them * chance)
 
 
+@pytest.mark.parametrize(("family", "per_token"), [
+    ("Llama", 2 * 2 * COMMON["num_key_value_heads"] * COMMON["hidden_size"] // COMMON["num_attention_heads"]),
+    ("DeepSeek V2", 2 * (256 + 32)),  # a latent vector and the part of the keys with rotary positions
+])  # fmt: skip
+def test_a_step_reads_the_keys_and_values_of_all_tokens_once(family: str, per_token: int):
+    spec = families.read_spec(family)
+    weights = families.random_weights(spec, "int8")
+    shorter, longer = (families.step_bytes(spec, weights, "int8", Shape(8, 1, n)) for n in (99, 199))
+    assert longer - shorter == 8 * 100 * spec.num_layers * per_token
+
+
 def test_operations_of_a_prompt_are_counted_one_by_one():
     spec = families.read_spec("Mistral", num_hidden_layers=1, sliding_window=3)
     heads, dim = COMMON["num_attention_heads"], COMMON["hidden_size"] // COMMON["num_attention_heads"]
