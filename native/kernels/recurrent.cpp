@@ -55,17 +55,50 @@ struct Columns {
   FW_INLINE const float *key(int t) const { return s.k + size_t(t) * s.stride; }
   FW_INLINE const float *query(int t) const { return s.q + size_t(t) * s.stride; }
 
-  // The matrix that the token t changes, and its scale. scale: that of the state before the token.
+  // A state: scale · matrix.
   struct Scaled {
     const float *matrix;
     float scale;
   };
-  FW_INLINE Scaled decay(float scale, int t) const {
-    const float *from = t == 0 ? before : state;
-    scale = decayed(scale, t);
-    if (is_kept(scale)) return {from, scale};
-    scale_matrix(from, scale, s.key_dim * kWidth, state);
+  FW_INLINE Scaled before_token(int t, float scale) const { return {t == 0 ? before : state, scale}; }
+
+  // The same state with a scale of (0.5, 1]. The matrix is multiplied by a power of two, which is exact: results do not
+  // depend on the tokens at which it is done.
+  FW_INLINE Scaled normalized(Scaled x) const {
+    int exponent;
+    float scale = std::frexp(x.scale, &exponent);  // of [0.5, 1)
+    if (scale == 0.5f) scale = 1.f, --exponent;
+    scale_matrix(x.matrix, std::ldexp(1.f, exponent), s.key_dim * kWidth, state);
+    return {state, scale};
+  }
+
+  // The state after the decay of the token t.
+  FW_INLINE Scaled decay(Scaled x, int t) const {
+    if (is_kept(decayed(x.scale, t))) return {x.matrix, decayed(x.scale, t)};
+    x = normalized(x);
+    const float scale = decayed(x.scale, t);
+    if (is_kept(scale)) return {state, scale};
+    scale_matrix(state, scale, s.key_dim * kWidth, state);
     return {state, 1.f};
+  }
+
+  // Sets the scales after the tokens [t, t + kScanTokens). Returns whether all are kept.
+  FW_INLINE bool scales_of(int t, float scale, float (&scales)[kScanTokens]) const {
+    for (int j = 0; j < kScanTokens; ++j) {
+      scales[j] = scale = decayed(scale, t + j);
+      if (!is_kept(scale)) return false;
+    }
+    return true;
+  }
+
+  // Reads what the tokens [t, end) need besides keys and queries, which all heads of a group read, into the cache.
+  FW_INLINE void fetch(int t, int end) const {
+    for (; t < smaller(end, s.num_tokens); ++t) {
+      const float *values = s.v + size_t(t) * s.stride + column;
+      for (int i = 0; i < width; i += kLanes) prefetch<3>(values + i);
+      prefetch<3>(s.decay + size_t(t) * s.scalar_stride);
+      prefetch<3>(s.write + size_t(t) * s.scalar_stride);
+    }
   }
 
   // X += k (write v / c)ᵀ, out = c Xᵀ q + skip v for the vectors [first, first + M) of the tokens [t, t + T) with their
@@ -84,11 +117,13 @@ struct Columns {
         out[j][n] = set1(0.f);
       }
     }
-    for (int i = 0; i < s.key_dim; ++i) {
+    const float *keys[T], *queries[T];
+    FW_UNROLL for (int j = 0; j < T; ++j) keys[j] = key(t + j), queries[j] = query(t + j);
+    for (int i = 0, key_dim = s.key_dim; i < key_dim; ++i) {
       F32 value[M];
       FW_UNROLL for (int n = 0; n < M; ++n) value[n] = load(from + i * kWidth + n * kLanes);
       FW_UNROLL for (int j = 0; j < T; ++j) {
-        const F32 k = set1(key(t + j)[i]), q = set1(query(t + j)[i]);
+        const F32 k = set1(keys[j][i]), q = set1(queries[j][i]);
         FW_UNROLL for (int n = 0; n < M; ++n) {
           value[n] = fma(k, added[j][n], value[n]);
           out[j][n] = fma(q, value[n], out[j][n]);
@@ -107,22 +142,26 @@ struct Columns {
   // Returns the scale of the state after the last token.
   FW_INLINE float mamba2() const {
     constexpr int kPart = N > 1 ? 2 : 1;
-    float scale = s.before[0];
+    float scale = s.before[0], scales[kScanTokens];
     for (int t = 0; t < s.num_tokens;) {
-      float scales[kScanTokens], last = scale;
-      bool are_kept = t + kScanTokens <= s.num_tokens;
-      for (int j = 0; are_kept && j < kScanTokens; ++j) {
-        scales[j] = last = decayed(last, t + j);
-        are_kept = is_kept(last);
+      Scaled x = before_token(t, scale);
+      bool are_kept = false;
+      if (t + kScanTokens <= s.num_tokens) {
+        are_kept = scales_of(t, scale, scales);
+        if (!are_kept) {
+          x = normalized(x);
+          are_kept = scales_of(t, x.scale, scales);
+        }
       }
       if (are_kept) {
+        fetch(t + kScanTokens, t + 2 * kScanTokens);
         for (int n = 0; n < N && column + n * kLanes < s.value_dim; n += kPart) {
-          mamba2<kPart, kScanTokens>(t == 0 ? before : state, scales, t, n);
+          mamba2<kPart, kScanTokens>(x.matrix, scales, t, n);
         }
-        scale = last;
+        scale = scales[kScanTokens - 1];
         t += kScanTokens;
       } else {
-        const Scaled x = decay(scale, t);
+        x = decay(x, t);
         mamba2<N, 1>(x.matrix, &x.scale, t++, 0);
         scale = x.scale;
       }
@@ -142,7 +181,7 @@ struct Columns {
     for (int t = 0; t < s.num_tokens; ++t) {
       const float *k = key(t), *q = query(t), *following = key(smaller(t + 1, s.num_tokens - 1));
       const F32 known_scale = set1(decayed(scale, t));
-      const Scaled x = decay(scale, t);
+      const Scaled x = decay(before_token(t, scale), t);
       scale = x.scale;
       const F32 factor = set1(write(t) / scale);
       F32 added[N], out[N];
