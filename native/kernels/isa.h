@@ -8,6 +8,8 @@
 
 namespace foreword::kernels {
 
+constexpr int kMostStreams = 16;
+
 struct Isa {
   const char *name;
   int panel_width;
@@ -60,6 +62,8 @@ struct Isa {
   void (*xielu)(const float *numbers, size_t size, float *x);
   void (*add_row)(const float *x, size_t size, float *out);
   void (*add_scaled)(float scale, const float *x, size_t size, float *out);  // out += scale x
+  // rows[k] += Σ_j factors[k * count + j] rows[j], with all rows as they were before, at most kMostStreams
+  void (*mix_rows)(const float *factors, int count, float *const *rows, size_t size);
   float (*dot)(const float *a, const float *b, int size);  // Σ a b; Σ a if b is null
   void (*softcap)(float cap, size_t size, float *x);
 

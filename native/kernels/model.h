@@ -70,7 +70,6 @@ struct Mlp {
 };
 
 constexpr int kMostExperts = 1 << 10;  // per layer
-constexpr int kMostStreams = 16;
 
 struct Moe {
   Linear router, shared_gate;

@@ -116,6 +116,23 @@ void add_scaled(float scale, const float *x, size_t size, float *out) {
   over_vectors(size, [&](size_t k) FW_LAMBDA { store(out + k, fma(set1(scale), load(x + k), load(out + k))); });
 }
 
+void mix_rows(const float *factors, int count, float *const *rows, size_t size) {
+  // Four rows, the number in Gemma 3n, are in registers.
+  auto mix = [&](auto rows_of, int num_rows) FW_LAMBDA {
+    F32 before[rows_of];
+    over_vectors(size, [&](size_t i) FW_LAMBDA {
+      for (int j = 0; j < num_rows; ++j) before[j] = load(rows[j] + i);
+      for (int k = 0; k < num_rows; ++k) {
+        F32 sum = before[k];
+        for (int j = 0; j < num_rows; ++j) sum = fma(set1(factors[k * num_rows + j]), before[j], sum);
+        store(rows[k] + i, sum);
+      }
+    });
+  };
+  if (count == 4) return mix(std::integral_constant<int, 4>{}, 4);
+  mix(std::integral_constant<int, kMostStreams>{}, count);
+}
+
 float dot(const float *a, const float *b, int size) {
   F32 sums[2] = {set1(0.f), set1(0.f)};
   const int whole = size / kLanes * kLanes;

@@ -32,14 +32,12 @@ StreamsStage::StreamsStage(PassContext &context)
       streams_(context.model.config.hidden_size),
       wide_(std::max(streams_.stride(), context.model.streams.into.stride)),
       low_(std::max(1, most_rank(context.model))),
-      laurel_(context.model.config.hidden_size),
-      scratch_(size_t(context.pool.size())) {
+      laurel_(context.model.config.hidden_size) {
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.streams) continue;
     layer.streams->laurel_right.add_kinds(kinds_);
     rank_ = std::max(rank_, layer.streams->laurel_right.cols);
   }
-  for (Buffer<float> &rows : scratch_) rows.reserve(size_t(count_) * size_t(streams_.stride()));
 }
 
 void StreamsStage::reserve() {
@@ -67,21 +65,18 @@ void StreamsStage::begin(int thread) {
 void StreamsStage::predict(int thread, const Layer &layer) {
   if (!layer.streams) return;
   const int stride = streams_.stride();
-  float *predicted = scratch_[size_t(thread)].data();
   std::array<float, kMostStreams> numbers;
+  std::array<float, kMostStreams * kMostStreams> factors;
+  std::array<float *, kMostStreams> rows;
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
     route(thread, *layer.streams, stream(0, t), numbers.data());
-    for (int k = 0; k < count_; ++k) {
-      float *out = predicted + int64_t(k) * stride;
-      std::copy_n(stream(k, t), stride, out);
-      for (int j = 0; j < count_; ++j) {
-        const float factor = dot(layer.streams->predict + (k * count_ + j) * count_, numbers.data(), count_);
-        ctx_.isa.add_scaled(factor, stream(j, t), size_t(stride), out);
-      }
+    for (int i = 0; i < count_ * count_; ++i) {
+      factors[size_t(i)] = dot(layer.streams->predict + i * count_, numbers.data(), count_);
     }
-    for (int k = 0; k < count_; ++k) std::copy_n(predicted + int64_t(k) * stride, stride, stream(k, t));
-    std::copy_n(stream(0, t), stride, ctx_.x.row(t));
+    for (int k = 0; k < count_; ++k) rows[size_t(k)] = stream(k, t);
+    ctx_.isa.mix_rows(factors.data(), count_, rows.data(), size_t(stride));
+    std::copy_n(rows[0], stride, ctx_.x.row(t));
   }
   ctx_.pool.barrier();
   make_laurel(thread, layer);
@@ -120,17 +115,16 @@ void StreamsStage::correct(int thread, const Layer &layer) {
   if (!layer.streams) return;
   const StreamUpdate &update = *layer.streams;
   std::array<float, kMostStreams> numbers;
-  float *change = scratch_[size_t(thread)].data();
   const int stride = streams_.stride();
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
     float *x = ctx_.x.row(t);
     const float *first = stream(0, t);
     route(thread, update, x, numbers.data());
-    for (int i = 0; i < stride; ++i) change[i] = x[i] - first[i];
+    ctx_.isa.add_scaled(-1.f, first, size_t(stride), x);
     for (int k = 0; k < count_; ++k) {
       const float factor = 1.f + dot(update.correct + k * count_, numbers.data(), count_);
-      ctx_.isa.add_scaled(factor, change, size_t(stride), stream(k, t));
+      ctx_.isa.add_scaled(factor, x, size_t(stride), stream(k, t));
     }
     for (int i = 0; i < stride; ++i) x[i] = update.scale ? first[i] * update.scale[i] : first[i];
   }

@@ -1,8 +1,6 @@
 // The residual streams of a model that has several: StreamsSpec. The first is `x` of the context within a layer.
 #pragma once
 
-#include <vector>
-
 #include "kernels/forward/context.h"
 
 namespace foreword::kernels {
@@ -38,7 +36,6 @@ class StreamsStage {
   PassContext &ctx_;
   const int count_;
   FloatRows streams_, wide_, low_, laurel_;  // [K · T, hidden], [T, streams but one], [T, laurel_rank], [T, hidden]
-  std::vector<Buffer<float>> scratch_;       // [num_threads] the streams of a token
   KindSet kinds_{};                          // the kinds of `low_input_`
   int rank_ = 0;
   ProductInput low_input_;
