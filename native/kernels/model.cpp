@@ -240,7 +240,7 @@ size_t Model::add_lora(int id, const std::vector<std::pair<const PackedMatrix *,
     LoraPair &pair = adapter.pairs[size_t(matrix->index)];
     pair.format = matrix->format == Format::f32 ? LoraFormat::f32 : LoraFormat::i8;
     bytes += padded(isa.pack_lora(source, &pair, nullptr, nullptr));
-    adapter.kinds[size_t(lora_input(pair.format))] = true;
+    adapter.takes_bytes = adapter.takes_bytes || pair.format == LoraFormat::i8;
     adapter.num_vectors = std::max(adapter.num_vectors, pair.num_vectors);
   }
   adapter.memory = Mapping(bytes);

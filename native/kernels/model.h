@@ -263,8 +263,8 @@ class ActivationBuffer {
 // An adapter: the change of each matrix, by its index.
 struct LoraAdapter {
   std::vector<LoraPair> pairs;
-  int num_vectors = 0;  // vectors of ranks, the most of a pair
-  KindSet kinds{};      // the kinds of input that the pairs take
+  int num_vectors = 0;       // vectors of ranks, the most of a pair
+  bool takes_bytes = false;  // a pair has 8 bit; pairs of floats take what their matrix does
   Mapping memory;
 
   const LoraPair &pair_of(const PackedMatrix &matrix) const { return pairs[size_t(matrix.index)]; }

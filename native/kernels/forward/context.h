@@ -88,6 +88,12 @@ class PassContext {
     lora_.shrink(thread, linears, a);
     return &lora_;
   }
+  // As shrink, by this thread alone: see LoraStep::shrink_alone.
+  const LoraStep *shrink_alone(int thread, const PackedMatrix &matrix, const ActivationSet &a, Share tokens) {
+    if (!has_loras()) return nullptr;
+    lora_.shrink_alone(thread, matrix, a, tokens);
+    return &lora_;
+  }
 
   // x += scale norm(a Wᵀ + bias), with or without a norm and a bias. `input`: memory for prepared rows of `a`.
   // `inner_norm`: of these rows. Ends with a barrier.

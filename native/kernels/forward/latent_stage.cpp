@@ -5,7 +5,7 @@
 namespace foreword::kernels {
 namespace {
 
-constexpr int kHeadTokens = 64;    // their rows stay in the caches until they are multiplied
+constexpr int kHeadTokens = LoraStep::kTokensAlone;  // their rows stay in the caches until they are multiplied
 constexpr int kHeadRowsAhead = 8;  // rows between the one in use and the one that is prefetched
 
 // The rows of a head are far from each other: the processor does not foresee them.
@@ -23,24 +23,20 @@ LatentStage::LatentStage(PassContext &context, const EmbeddingStage &embedding)
       heads_(context.model.config.num_heads),
       q_normed_(config_.q_rank),
       queries_(config_.q_rank ? heads_ * config_.query_dim() : 0),
-      nope_{{}, FloatRows(config_.nope_dim)},
-      latents_{{}, FloatRows(config_.kv_rank)},
+      nope_{{}, FloatRows(config_.nope_dim), {}},
+      latents_{{}, FloatRows(config_.kv_rank), {}},
       values_(heads_ * config_.value_dim) {
   if (!config_.kv_rank) return;
-  KindSet k_kinds{}, v_kinds{};
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.latent) continue;
     layer.latent->q_b.add_kinds(q_kinds_);
-    for (const Linear &head : layer.latent->k_b) head.add_kinds(k_kinds);
-    for (const Linear &head : layer.latent->v_b) head.add_kinds(v_kinds);
+    for (const Linear &head : layer.latent->k_b) head.add_kinds(nope_.kinds);
+    for (const Linear &head : layer.latent->v_b) head.add_kinds(latents_.kinds);
   }
-  auto reserve = [&](Inputs &inputs, int cols, const KindSet &kinds) {
-    inputs.prepared.resize(size_t(ctx_.pool.size()));
-    for (ActivationBuffer &own : inputs.prepared) own.reserve(kHeadTokens, cols, kinds);
-    inputs.padded.reserve(ctx_.pool.size());
-  };
-  reserve(nope_, config_.nope_dim, k_kinds);
-  reserve(latents_, config_.kv_rank, v_kinds);
+  for (Inputs *inputs : {&nope_, &latents_}) {
+    inputs->prepared.resize(size_t(ctx_.pool.size()));
+    inputs->padded.reserve(ctx_.pool.size());
+  }
   q_normed_.reserve(ctx_.pool.size());
 }
 
@@ -52,6 +48,12 @@ void LatentStage::reserve() {
     q_input_.reserve(num_tokens, config_.q_rank, ctx_.with_loras(q_kinds_), ctx_.pool.size());
   }
   values_.reserve(num_tokens);
+  auto reserve_inputs = [&](Inputs &inputs, int cols) {
+    const KindSet kinds = ctx_.with_loras(inputs.kinds);
+    for (ActivationBuffer &own : inputs.prepared) own.reserve(kHeadTokens, cols, kinds);
+  };
+  reserve_inputs(nope_, config_.nope_dim);
+  reserve_inputs(latents_, config_.kv_rank);
 }
 
 void LatentStage::multiply(int thread, const std::vector<Linear> &heads, const Inputs &inputs, HeadRows from,
@@ -70,9 +72,13 @@ void LatentStage::multiply(int thread, const std::vector<Linear> &heads, const I
           std::copy_n(source, cols, inputs.padded.row(thread));
           return inputs.padded.row(thread);
         });
+    const PackedMatrix &matrix = *heads[size_t(head)].parts[0].matrix;
+    const LoraStep *lora = ctx_.shrink_alone(thread, matrix, set, tokens);
     const Linear *next = head + 1 < heads_ ? &heads[size_t(head) + 1] : nullptr;
     ctx_.products.alone(thread, heads[size_t(head)], set, {0, tokens.end - tokens.begin}, next,
-                        [&](const float *out, size_t stride, Share rows, Share panels) {
+                        [&](float *out, size_t stride, Share rows, Share panels) {
+                          const Share own{tokens.begin + rows.begin, tokens.begin + rows.end};
+                          if (lora) lora->expand_alone(thread, matrix, tokens, own, panels, out, stride);
                           const int first = panels.begin * width, end = std::min(panels.end * width, outputs);
                           for (int r = rows.begin; r < rows.end; ++r, out += stride) {
                             const int t = tokens.begin + r, ahead = std::min(t + kHeadRowsAhead, tokens.end - 1);

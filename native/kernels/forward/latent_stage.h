@@ -24,6 +24,7 @@ class LatentStage {
   struct Inputs {
     std::vector<ActivationBuffer> prepared;  // [threads]
     FloatRows padded;                        // [threads, cols]
+    KindSet kinds{};                         // those that the matrices take
   };
   // Parts of rows, [T, heads, …]: from `offset` of a head on.
   struct HeadRows {

@@ -27,6 +27,7 @@ void LoraStep::plan(const ForwardInput &in) {
   std::sort(requests_.begin(), requests_.end());
   tokens_.reserve(size_t(in.num_tokens));
   shrunk_.reserve(size_t(in.num_tokens) * kMatrices);
+  alone_.reserve(size_t(model_.pool.size()) * kTokensAlone);
   int place = 0, last = 0;
   for (const uint64_t request : requests_) {
     const int id = int(request >> 32), b = int(uint32_t(request));
@@ -47,7 +48,7 @@ void LoraStep::plan(const ForwardInput &in) {
 
 void LoraStep::add_kinds(KindSet &kinds) const {
   for (const Group &group : groups_) {
-    for (size_t kind = 0; kind < kinds.size(); ++kind) kinds[kind] = kinds[kind] || group.adapter->kinds[kind];
+    if (group.adapter->takes_bytes) kinds[size_t(lora_input(LoraFormat::i8))] = true;
   }
 }
 
@@ -86,22 +87,43 @@ void LoraStep::shrink(int thread, std::initializer_list<const Linear *> linears,
   model_.pool.barrier();
 }
 
-void LoraStep::expand(const PackedMatrix &matrix, int place, Share rows, int panel_begin, int panel_end, float *out,
-                      size_t out_stride) const {
+template <class F>
+void LoraStep::for_pairs(const PackedMatrix &matrix, Share rows, F &&f) const {
   for (const Group &group : groups_) {
     const LoraPair &pair = group.adapter->pair_of(matrix);
-    if (&group != &groups_.back()) {
-      const LoraPair &next = (&group + 1)->adapter->pair_of(matrix);
-      prefetch_first(next.panel(panel_begin), next.panel_bytes * size_t(panel_end - panel_begin));
-    }
-    if (!pair.padded_rank) continue;
+    const LoraPair *next = &group == &groups_.back() ? nullptr : &(&group + 1)->adapter->pair_of(matrix);
     const int *begin = tokens_.data() + group.begin, *end = tokens_.data() + group.end;
     begin = std::lower_bound(begin, end, rows.begin);
     end = std::lower_bound(begin, end, rows.end);
-    if (begin == end) continue;
-    model_.isa.lora_expand(pair, shrunk_.data() + place, kMatrices, begin, int(end - begin), panel_begin,
-                           panel_end, out, out_stride);
+    f(pair, next, begin, int(end - begin));
   }
+}
+
+void LoraStep::expand(Shrunk shrunk, const PackedMatrix &matrix, Share rows, Share panels, float *out,
+                      size_t out_stride) const {
+  for_pairs(matrix, rows, [&](const LoraPair &pair, const LoraPair *next, const int *tokens, int count) {
+    if (next) prefetch_first(next->panel(panels.begin), next->panel_bytes * size_t(panels.end - panels.begin));
+    if (!pair.padded_rank || count == 0) return;
+    model_.isa.lora_expand(pair, shrunk.rows, shrunk.stride, tokens, count, panels.begin, panels.end, out, out_stride);
+  });
+}
+
+void LoraStep::shrink_alone(int thread, const PackedMatrix &matrix, const ActivationSet &a, Share tokens) {
+  const Shrunk shrunk = alone(thread, tokens);
+  for_pairs(matrix, tokens, [&](const LoraPair &pair, const LoraPair *, const int *of_pair, int count) {
+    if (!pair.padded_rank || count == 0) return;
+    Activations in = a.kinds[size_t(lora_input(pair.format))];
+    in.data -= ptrdiff_t(tokens.begin) * kPieceBytes;  // the kernels find rows by token
+    in.blocks -= tokens.begin;
+    for (int vector = 0; vector < pair.num_vectors; ++vector) {
+      model_.isa.lora_shrink(pair, in, of_pair, count, vector, shrunk.rows, shrunk.stride);
+    }
+  });
+}
+
+void LoraStep::expand_alone(int thread, const PackedMatrix &matrix, Share tokens, Share rows, Share panels, float *out,
+                            size_t stride) const {
+  expand(alone(thread, tokens), matrix, rows, panels, first_row(rows, panels, out, stride), stride);
 }
 
 }  // namespace foreword::kernels

@@ -23,7 +23,7 @@ class LoraStep {
   // Returns whether a request of the step has an adapter. Without one, the functions below must not be called.
   bool is_active() const { return !groups_.empty(); }
 
-  // Adds the kinds of input that the adapters take.
+  // Adds the kinds of input that the adapters take and the matrices may not.
   void add_kinds(KindSet &kinds) const;
 
   // The share of `thread` of a Aᵀ for the matrices of products with the same input. Ends with a barrier.
@@ -31,10 +31,30 @@ class LoraStep {
   // out += (a Aᵀ) Bᵀ for the tokens of [rows.begin, rows.end), the outputs of panels [panel_begin, panel_end), and
   // the matrix at `place` of the last `shrink`.
   void expand(const PackedMatrix &matrix, int place, Share rows, int panel_begin, int panel_end, float *out,
-              size_t out_stride) const;
+              size_t out_stride) const {
+    expand({shrunk_.data() + place, kMatrices}, matrix, rows, {panel_begin, panel_end}, out, out_stride);
+  }
+  // As expand, with `out` from the first of these rows and panels on.
+  void expand_part(const PackedMatrix &matrix, int place, Share rows, Share panels, float *out, size_t stride) const {
+    expand(matrix, place, rows, panels.begin, panels.end, first_row(rows, panels, out, stride), stride);
+  }
+
+  static constexpr int kTokensAlone = 64;
+  // As shrink, for one matrix and by this thread alone, without a barrier: `a` has the inputs of up to kTokensAlone
+  // tokens, the first in row 0.
+  void shrink_alone(int thread, const PackedMatrix &matrix, const ActivationSet &a, Share tokens);
+  // As expand_part, for some of the tokens of the last `shrink_alone`, which are `tokens`.
+  void expand_alone(int thread, const PackedMatrix &matrix, Share tokens, Share rows, Share panels, float *out,
+                    size_t stride) const;
 
  private:
-  static constexpr size_t kMatrices = 4;  // per shrink, at most
+  static constexpr size_t kMatrices = 6;  // per shrink, at most: those of a delta-net
+
+  // The rows that a shrink wrote for a matrix, by token.
+  struct Shrunk {
+    LoraRow *rows;
+    size_t stride;
+  };
 
   struct Group {
     const LoraAdapter *adapter;
@@ -44,6 +64,18 @@ class LoraStep {
     int group, begin, end;  // places of some of its tokens
   };
 
+  // What the kernels take for rows of which the first are at `out`: the place of row 0 and panel 0.
+  float *first_row(Share rows, Share panels, float *out, size_t stride) const {
+    return out - ptrdiff_t(rows.begin) * ptrdiff_t(stride) - ptrdiff_t(panels.begin) * model_.isa.panel_width;
+  }
+  void expand(Shrunk shrunk, const PackedMatrix &matrix, Share rows, Share panels, float *out, size_t out_stride) const;
+  Shrunk alone(int thread, Share tokens) const {
+    return {alone_.data() + ptrdiff_t(thread) * kTokensAlone - tokens.begin, 1};
+  }
+  // Calls f(pair, tokens, count) for each adapter that changes the matrix, with its tokens of these rows.
+  template <class F>
+  void for_pairs(const PackedMatrix &matrix, Share rows, F &&f) const;
+
   Model &model_;
   std::vector<uint64_t> requests_;  // adapter << 32 | request
   std::vector<Group> groups_;
@@ -51,6 +83,7 @@ class LoraStep {
   int num_vectors_ = 0;    // vectors of ranks of the adapter that has most
   Buffer<int> tokens_;      // by place: adapter after adapter, ascending within each
   Buffer<LoraRow> shrunk_;  // [T, kMatrices]
+  Buffer<LoraRow> alone_;   // [num_threads, kTokensAlone]
 };
 
 }  // namespace foreword::kernels

@@ -127,7 +127,7 @@ void MoeStage::reserve() {
   if (scales_inputs_) scaled_.reserve(size_t(places) * stride);
   if (latent_) {
     latents_.reserve(size_t(num_tokens) * size_t(padded_row(latent_)));
-    latent_sums_.reserve(num_tokens, latent_, latent_kinds_);
+    latent_sums_.reserve(num_tokens, latent_, ctx_.with_loras(latent_kinds_));
   }
   const size_t num_routes = routes_each(num_tokens) ? routes_.size() : 1;
   for (size_t i = 0; i < num_routes; ++i) {
@@ -161,6 +161,7 @@ void MoeStage::run(int thread, const Layer &layer) {
                                         : ctx_.norm_rows(thread, layer.mlp_norm),
                 shared{};
   if (!moe.experts_norm) start(thread, moe, in);
+  if (!moe.experts_norm && moe.shared && ctx_.has_loras()) ctx_.pool.barrier();  // these products are done
   if (moe.shared) shared = mlp_.gate_up(thread, *moe.shared, in, tokens.end);
   if (moe.experts_norm) start(thread, moe, in = normed_with(moe.router_norm));
   if (moe.experts_norm || !moe.shared) ctx_.pool.barrier();
@@ -174,11 +175,14 @@ void MoeStage::run(int thread, const Layer &layer) {
                                       [&](int t) { return input_row(moe, t); });
   }
 
+  const LoraStep *lora = moe.shared ? ctx_.shrink(thread, {&moe.shared->down}, shared) : nullptr;
   if (moe.shared && moe.has_own_inputs()) {
-    ctx_.products.linear(thread, moe.shared->down, shared, tokens, ctx_.branch.data(), Store::assign);
+    ctx_.products.linear(thread, moe.shared->down, shared, tokens, ctx_.branch.data(), Store::assign, nullptr, lora);
   } else if (moe.shared) {
-    ctx_.products.in_columns(thread, moe.shared->down, shared, tokens, nullptr, [&](const float *out, auto... at) {
-      add_rows(out, at..., sums, moe.shared->down_bias, [&](int t) {
+    const Linear &down = moe.shared->down;
+    ctx_.products.in_columns(thread, down, shared, tokens, nullptr, [&](float *out, size_t stride, Share r, Share p) {
+      if (lora) lora->expand_part(*down.parts[0].matrix, 0, r, p, out, stride);
+      add_rows(out, stride, r, p, sums, moe.shared->down_bias, [&](int t) {
         const float gate = moe.shared_gate.parts.empty() ? 1.f : 1.f / (1.f + std::exp(-shared_gate_.row(t)[0]));
         return std::pair(t, gate);
       });
@@ -203,12 +207,13 @@ void MoeStage::run(int thread, const Layer &layer) {
 // The products that the router and the experts begin with.
 void MoeStage::start(int thread, const Moe &moe, const ActivationSet &in) {
   const Share tokens{0, ctx_.input.num_tokens};
-  ctx_.products.linear(thread, moe.router, in, tokens, router_logits_.data(), Store::assign);
-  if (!moe.shared_gate.parts.empty()) {
-    ctx_.products.linear(thread, moe.shared_gate, in, tokens, shared_gate_.data(), Store::assign);
-  }
-  if (!moe.latent_in.parts.empty()) {
-    ctx_.products.linear(thread, moe.latent_in, in, tokens, latents_.data(), Store::assign);
+  const LoraStep *lora = ctx_.shrink(thread, {&moe.router, &moe.shared_gate, &moe.latent_in}, in);
+  int place = 0;
+  for (const auto &[l, out] : {std::pair(&moe.router, router_logits_.data()),
+                               std::pair(&moe.shared_gate, shared_gate_.data()),
+                               std::pair(&moe.latent_in, latents_.data())}) {
+    if (l->parts.empty()) continue;
+    ctx_.products.linear(thread, *l, in, tokens, out, Store::assign, nullptr, lora, place++);
   }
 }
 
@@ -372,7 +377,7 @@ void MoeStage::leave_latent(int thread, const Moe &moe) {
   const ActivationSet sums = ctx_.products.prepare_shared(thread, latent_sums_, moe.outer(), num_tokens,
                                                           [&](int t) { return sums_.row(t); });
   ctx_.products.linear(thread, moe.latent_out, sums, {0, num_tokens}, ctx_.branch.data(),
-                       moe.shared ? Store::add : Store::assign);
+                       moe.shared ? Store::add : Store::assign, nullptr, ctx_.shrink(thread, {&moe.latent_out}, sums));
   ctx_.pool.barrier();
 }
 

@@ -17,14 +17,16 @@ void PerLayerStage::reserve() {
   if (!config().size) return;
   inputs_.reserve(ctx_.input.num_tokens);
   gate_.reserve(ctx_.input.num_tokens);
-  out_input_.reserve(ctx_.input.num_tokens, config().size, kinds_, ctx_.pool.size());
+  out_input_.reserve(ctx_.input.num_tokens, config().size, ctx_.with_loras(kinds_), ctx_.pool.size());
 }
 
 void PerLayerStage::begin(int thread) {
   const PerLayerConfig &c = config();
   if (!c.size) return;
   const Share rows{0, ctx_.input.num_tokens};
-  ctx_.products.linear(thread, c.in, ctx_.norm_rows(thread, {}), rows, inputs_.data(), Store::assign);
+  const ActivationSet in = ctx_.norm_rows(thread, {});
+  ctx_.products.linear(thread, c.in, in, rows, inputs_.data(), Store::assign, nullptr,
+                       ctx_.shrink(thread, {&c.in}, in));
   ctx_.pool.barrier();
   const int count = int(ctx_.model.layers.size()), width = count * c.size;
   float *own = scratch_[size_t(thread)].data();
@@ -46,7 +48,8 @@ void PerLayerStage::run(int thread, int layer_index, const Linear &next) {
   if (!own.gate.parts.empty()) {
     const int size = config().size, num_tokens = ctx_.input.num_tokens;
     const ActivationSet in = ctx_.norm_rows(thread, {});
-    ctx_.products.linear(thread, own.gate, in, {0, num_tokens}, gate_.data(), Store::assign, &own.out);
+    ctx_.products.linear(thread, own.gate, in, {0, num_tokens}, gate_.data(), Store::assign, &own.out,
+                         ctx_.shrink(thread, {&own.gate}, in));
     ctx_.pool.barrier();
     if (layer.streams) {
       const Share share = ctx_.token_share(thread);

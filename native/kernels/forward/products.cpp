@@ -73,7 +73,7 @@ const uint8_t *Products::first_weights(int thread, const Linear *l, int num_rows
 }
 
 void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
-                      const Linear *next, const LoraStep *lora) const {
+                      const Linear *next, const LoraStep *lora, int place) const {
   const int group = pool_.team(thread).group;
   for_share(thread, rows, num_panels(l, group), [&](Share r, Share panels, int end) {
     int first = 0;
@@ -95,7 +95,7 @@ void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share
         isa_.linear({matrix, a.of(matrix), r.begin, r.end, p0, p1, out + part.offset, size_t(l.stride), store,
                      following, scratch_[size_t(thread)].linear.data()});
         if (lora) {
-          lora->expand(matrix, int(&part - l.parts.data()), r, p0, p1, out + part.offset, size_t(l.stride));
+          lora->expand(matrix, place + int(&part - l.parts.data()), r, p0, p1, out + part.offset, size_t(l.stride));
         }
         if (store == Store::assign && p1 == matrix.num_panels && &part == &l.parts.back()) {
           clear_rest(out, r, size_t(part.offset + p1 * isa_.panel_width), size_t(l.stride));

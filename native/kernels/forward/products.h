@@ -74,9 +74,10 @@ class Products {
   }
 
   // out (=, +=) a Wᵀ for `rows`. `next`: the product that this thread computes after this one, whose first weights are
-  // prefetched; null if unknown. `lora`: the adapters of the rows, shrunk for these matrices; null if there are none.
+  // prefetched; null if unknown. `lora`: the adapters of the rows, shrunk for these matrices, the first of which was at
+  // `place`; null if there are none.
   void linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
-              const Linear *next = nullptr, const LoraStep *lora = nullptr) const;
+              const Linear *next = nullptr, const LoraStep *lora = nullptr, int place = 0) const;
 
   // Computes a product with a matrix alone, without adapters, a few rows and panels at a time: f(out, stride, rows,
   // panels), with `out` in memory of this thread from the first row and panel on.

@@ -54,14 +54,15 @@ void RecurrentStage::reserve() {
   if (!config_.mamba1()) return;
   inner_.reserve(num_tokens);
   steps_.reserve(num_tokens);
-  inner_input_.reserve(num_tokens, config_.num_values(), inner_kinds_, ctx_.pool.size());
-  step_input_.reserve(num_tokens, config_.rank, step_kinds_, ctx_.pool.size());
+  inner_input_.reserve(num_tokens, config_.num_values(), ctx_.with_loras(inner_kinds_), ctx_.pool.size());
+  step_input_.reserve(num_tokens, config_.rank, ctx_.with_loras(step_kinds_), ctx_.pool.size());
 }
 
 void RecurrentStage::run(int thread, const Layer &layer) {
   const Share rows{0, ctx_.input.num_tokens};
   const ActivationSet in = ctx_.norm_rows(thread, layer.attn_norm);
-  ctx_.products.linear(thread, layer.qkv, in, rows, projected_.data(), Store::assign, &layer.o);
+  ctx_.products.linear(thread, layer.qkv, in, rows, projected_.data(), Store::assign, &layer.o,
+                       ctx_.shrink(thread, {&layer.qkv}, in));
   ctx_.pool.barrier();
   ctx_.add_input_bias(thread, layer, projected_.data());
   ctx_.clock.finish(thread, Stage::qkv);
@@ -121,7 +122,8 @@ void RecurrentStage::mix_selectively(int thread, const Layer &layer) {
   const Share rows{0, num_tokens};
   const ActivationSet mixed = ctx_.products.prepare(thread, inner_input_, config_.num_values(), num_tokens,
                                                     [&](int t) { return projected_.row(t); });
-  ctx_.products.linear(thread, r.inner, mixed, rows, inner_.data(), Store::assign, &r.step);
+  ctx_.products.linear(thread, r.inner, mixed, rows, inner_.data(), Store::assign, &r.step,
+                       ctx_.shrink(thread, {&r.inner}, mixed));
   ctx_.pool.barrier();
   auto norm = [&](const float *x, int part, int size, float *out) {
     ctx_.isa.norm_parts(x, r.inner_norms[part], 0, 1, size, r.inner_eps, out);
@@ -140,7 +142,8 @@ void RecurrentStage::mix_selectively(int thread, const Layer &layer) {
     norm(own, 0, config_.rank, low_.row(thread));
     return static_cast<const float *>(low_.row(thread));
   });
-  ctx_.products.linear(thread, r.step, low, rows, steps_.data(), Store::assign, &layer.o);
+  ctx_.products.linear(thread, r.step, low, rows, steps_.data(), Store::assign, &layer.o,
+                       ctx_.shrink(thread, {&r.step}, low));
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::rope);
   scan_selective(thread, layer);
