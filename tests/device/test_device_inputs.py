@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from device_place import ON_GPU, WHERE, Device, to_device
-from kernel_reference import random_weights, rope, tiny_spec
+from kernel_reference import SPECS, random_weights, rope, tiny_spec
 
 from foreword.batch import KVGroup, PaddingBuckets, SamplingParams
 from foreword.device.kernels.fp8 import decode, encode
@@ -29,6 +29,7 @@ POOL = {"num_blocks": 40, "block_size": 4}
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 40, "num_heads": 4, "num_kv_heads": 2}
 PLAIN = tiny_spec(**SMALL, layers=(LayerSpec(rope(16)), LayerSpec(rope(16))))
 ROTARY = tiny_spec(**SMALL, layers=(LayerSpec(replace(rope(16), axes=(0, 1, 2, 2, 1, 0, 0, 1))), LayerSpec(rope(16))))
+ADAPTED = {"plain": PLAIN} | {name: replace(SPECS[name], vocab_size=50) for name in ("latent", "moe")}
 torch.set_num_threads(1)
 
 
@@ -76,12 +77,15 @@ def prompts_of(*lengths: int) -> list[list[int]]:
     return [rng.integers(0, 50, n).tolist() for n in lengths]
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
-def test_requests_with_adapters_get_the_tokens_of_merged_weights(async_scheduling):
+@pytest.mark.parametrize(
+    ("name", "async_scheduling"), [("plain", False), ("plain", True), ("latent", False), ("moe", False)]
+)
+def test_requests_with_adapters_get_the_tokens_of_merged_weights(name, async_scheduling):
     """Two adapters of other ranks and a request without, in one step."""
-    weights = random_weights(PLAIN)
-    adapters = {"a": random_adapter(PLAIN, 3, 1), "b": random_adapter(PLAIN, 20, 2, names=("q", "o", "down"))}
-    served = engine(PLAIN, on_device(PLAIN, weights), async_scheduling=async_scheduling,
+    spec = ADAPTED[name]
+    weights = random_weights(spec)
+    adapters = {"a": random_adapter(spec, 3, 1), "b": random_adapter(spec, 20, 2, names=("q", "v_b", "o", "down"))}
+    served = engine(spec, on_device(spec, weights), async_scheduling=async_scheduling,
                     check="off" if async_scheduling else "full")  # fmt: skip
     for name, adapter in adapters.items():
         served.load_lora(name, adapter)
@@ -89,7 +93,7 @@ def test_requests_with_adapters_get_the_tokens_of_merged_weights(async_schedulin
     got = ids(run(served, list(zip(prompts, ("a", None, "b"), strict=True))))
     for i, name in enumerate(("a", None, "b")):
         own = weights if name is None else merged(weights, adapters[name])
-        want = run(engine(PLAIN, NumpyExecutor(PLAIN, own, **POOL)), [prompts[i]])
+        want = run(engine(spec, NumpyExecutor(spec, own, **POOL)), [prompts[i]])
         assert got[str(i)] == ids(want)["0"], name
 
 

@@ -8,13 +8,18 @@ from foreword.models.lora import LoraAdapter, LoraPair
 from foreword.models.spec import weight_names
 from kernels.kernel_reference import float_tensor
 
+LINEAR = (
+    *("q", "k", "v", "attn_gate", "o", "q_a", "kv_a", "k_b", "v_b", "z", "dt", "beta", "dt_low", "gate", "up", "down"),
+    *("router", "shared_gate", "latent_in", "latent_out", "per_layer_in", "per_layer_gate", "per_layer_out"),
+)
+"""The ends of the names of all linear layers that adapters change, but for those of single experts."""
 
-def random_adapter(spec, rank, seed, names=("q", "k", "v", "attn_gate", "o", "gate", "up", "down")):
+
+def random_adapter(spec, rank, seed, names=LINEAR):
     rng = np.random.default_rng(seed)
     pairs = {}
     for name, shape in weight_names(spec):
-        layer, _, last = name.rpartition(".")
-        if last in names and layer.count(".") == 1:
+        if name.rpartition(".")[2] in names and ".experts." not in name:
             a = rng.normal(0, 1 / np.sqrt(shape[1]), (rank, shape[1]))
             b = rng.normal(0, 0.5 / np.sqrt(rank), (shape[0], rank))
             pairs[name] = LoraPair(float_tensor(a), float_tensor(b), 1.5)

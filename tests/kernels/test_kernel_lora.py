@@ -30,7 +30,13 @@ def logits_of_merged_weights(name: str, rank: int) -> np.ndarray:
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("isa", LEVELS)
-@pytest.mark.parametrize("name", ["llama", "odd_sizes", "qkv_bias", "gemma", "moe", "mamba2", "mamba1", "gated_delta"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama", "odd_sizes", "qkv_bias", "gemma", "moe", "mamba2", "mamba1", "gated_delta", "short_conv"),
+        *("scaled_state_biases", "latent", "latent_of_one_product", "latent_experts", "own_inputs"),
+    ],
+)
 def test_chunks_and_decode_steps_give_the_logits_of_merged_weights(name, isa):
     spec = SPECS[name]
     weights, tokens = random_weights(spec), tokens_of(name)
@@ -40,7 +46,7 @@ def test_chunks_and_decode_steps_give_the_logits_of_merged_weights(name, isa):
         driver.executor.load_lora(7, adapter)
         got = driver.run_alone("a", tokens, [50, 1, 1, 7, 31], lora_id=7)
         for logits, position in zip(got, (49, 50, 51, 58, 89), strict=True):
-            assert relative_error(logits, want[position]) < fp32_error(spec)
+            assert relative_error(logits, want[position]) < 1.5 * fp32_error(spec)  # the changes are rounded, too
 
 
 class Crowd:
@@ -49,7 +55,9 @@ class Crowd:
     spec = SPECS["llama"]
     weights = random_weights(spec)
 
-    def __init__(self, **options):
+    def __init__(self, name="llama", **options):
+        if name != "llama":
+            self.spec, self.weights = SPECS[name], random_weights(SPECS[name])
         self.options, rng = options, np.random.default_rng(6)
         self.adapters = [random_adapter(self.spec, rank, i) for i, rank in enumerate(RANKS)]
         self.adapters.append(random_adapter(self.spec, 4, 9, ("k", "down")))
@@ -73,8 +81,9 @@ class Crowd:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_other_requests_and_chunks_do_not_change_a_bit(weight_format, isa):
-    crowd = Crowd(weight_format=weight_format, isa=isa)
+@pytest.mark.parametrize("name", ["llama", "gated_delta", "mamba1", "latent", "latent_experts", "own_inputs", "moe"])
+def test_other_requests_and_chunks_do_not_change_a_bit(name, weight_format, isa):
+    crowd = Crowd(name, weight_format=weight_format, isa=isa)
     together = crowd.together()
     for name, (tokens, lora_id) in crowd.work.items():
         alone = crowd.driver().run_alone(name, tokens, [30, 1, 29], lora_id)[-1]
@@ -84,8 +93,9 @@ def test_other_requests_and_chunks_do_not_change_a_bit(weight_format, isa):
 
 @pytest.mark.parametrize("num_threads", [1, 3, 7])
 @pytest.mark.parametrize("weight_format", ["fp32", "auto"])
-def test_threads_do_not_change_a_bit(weight_format, num_threads):
-    crowd = Crowd(weight_format=weight_format)
+@pytest.mark.parametrize("name", ["llama", "gated_delta", "mamba1", "latent", "latent_experts", "own_inputs", "moe"])
+def test_threads_do_not_change_a_bit(name, weight_format, num_threads):
+    crowd = Crowd(name, weight_format=weight_format)
     want = crowd.together()
     got = crowd.together(num_threads=num_threads)
     for name in want:

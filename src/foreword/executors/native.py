@@ -6,7 +6,7 @@ in, on the chunks of its prompt, nor on the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from math import prod
 from typing import Any, Unpack
@@ -30,7 +30,7 @@ from foreword.executors.pool import batch_groups
 from foreword.executors.pooling import Pooler
 from foreword.machine import default_threads
 from foreword.models.digests import native_digest
-from foreword.models.lora import LoraAdapter
+from foreword.models.lora import LoraAdapter, LoraPair
 from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
 from foreword.models.recurrent import RECURRENT_KINDS, RecurrentSpec
@@ -168,19 +168,33 @@ def kv_report(
 class NativeAdapters:
     """An `AdapterStore` in the native model. Factors are as floats as their weights, else 8 bit, scaled by rank.
 
-    matrices: name → the number of a matrix in the native model.
+    matrices: name → the number of a matrix in the native model. inputs: factors of the inputs of those that were packed
+    with them. heads: as many matrices, each of a head, are Wk_b, and Wv_b.
     """
 
-    def __init__(self, core: native.CpuModel, matrices: Mapping[str, int]) -> None:
-        self._core, self._matrices = core, matrices
+    def __init__(
+        self, core: native.CpuModel, matrices: Mapping[str, int], inputs: Mapping[str, F32], heads: int
+    ) -> None:
+        self._core, self._matrices, self._inputs, self._heads = core, matrices, inputs, heads
 
     def load(self, lora_id: int, adapter: LoraAdapter) -> int:
         """See `AdapterStore.load`. Raise MemoryError if the factors do not fit."""
         factors = [
-            (self._matrices[name], pair.a.dequantize(), pair.b.dequantize(), pair.scale)
+            (self._matrices[matrix], a, b, pair.scale)
             for name, pair in adapter.pairs.items()
+            for matrix, a, b in self._factors(name, pair)
         ]
         return self._core.add_lora(lora_id, factors)
+
+    def _factors(self, name: str, pair: LoraPair) -> Iterator[tuple[str, F32, F32]]:
+        """Yield the matrices of a weight by name, and the factors of each."""
+        a, b = pair.a.dequantize(), pair.b.dequantize()
+        if not name.endswith((".k_b", ".v_b")):
+            yield name, a * self._inputs[name] if name in self._inputs else a, b
+            return
+        for head, own in enumerate(b.reshape(self._heads, -1, len(a))):
+            turned = name.endswith(".k_b")  # see `_Packer._latent`
+            yield f"{name}.{head}", *((np.ascontiguousarray(own.T), np.ascontiguousarray(a.T)) if turned else (a, own))
 
     def drop(self, lora_id: int) -> None:
         self._core.drop_lora(lora_id)
@@ -232,7 +246,7 @@ class NativeExecutor(TransferPagedExecutor):
         self.isa, self.num_threads = self.core.isa, self.core.num_threads
         super().__init__(
             self.core,
-            NativeAdapters(self.core, parts.matrices),
+            NativeAdapters(self.core, parts.matrices, parts.inputs, spec.num_heads),
             Sampler(threads=self.core),  # the model's threads are idle while tokens are sampled
             pooler=Pooler(pooling or PoolingSpec(), weights),
             hidden_size=spec.hidden_size,
@@ -575,11 +589,10 @@ class _Packer:
         if not moe.own_norms:
             return self._matrix(name, weight_format="fp32")
 
-        def scaled() -> F32:
-            scale = self.weights[prefix + "router_scale"].dequantize() * np.float32(size**-0.5)
-            return np.asarray(self.weights[name].dequantize() * scale)
+        def scale() -> F32:
+            return np.asarray(self.weights[prefix + "router_scale"].dequantize() * np.float32(size**-0.5))
 
-        return self.parts.computed(name, scaled, (moe.num_experts, size), "f32")
+        return self.parts.scaled(name, scale, (moe.num_experts, size))
 
     def _recurrent(self, prefix: str, spec: RecurrentSpec) -> dict[str, float]:
         """Return the native form of a recurrent layer, whose rates and factors of the state come from matrices in
@@ -607,8 +620,7 @@ class _Packer:
         if shape[0] != spec.num_heads or part not in ("dt", "beta"):
             return self._matrix(name)
         if part == "dt" and spec.scales is not None:
-            scale = np.float32(spec.scale_of(part))
-            return self.parts.computed(name, lambda: scale * self.weights[name].dequantize(), shape[:2], "f32")  # type: ignore[arg-type]
+            return self.parts.scaled(name, lambda: np.full(1, spec.scale_of(part), np.float32), shape[:2])  # type: ignore[arg-type]
         return self._matrix(name, weight_format="fp32")
 
     def _of_state(self, prefix: str, name: str, spec: RecurrentSpec) -> F32:

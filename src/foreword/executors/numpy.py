@@ -226,7 +226,9 @@ class NumpyExecutor(TransferPagedExecutor):
             x = x + self.weight("positions")[batch.positions[:T]]
         if spec.embed_norm:
             x = self.norm(x, "embed_norm")
-        inputs = None if spec.per_layer is None else self.per_layer_inputs(x, batch.input_ids[:T], spec.per_layer)
+        inputs = None
+        if spec.per_layer is not None:
+            inputs = self.per_layer_inputs(x, batch.input_ids[:T], spec.per_layer, step.loras)
         h = x
         streams = None if spec.streams is None else NumpyStreams(self, spec.streams, x)
         for i, layer in enumerate(spec.layers):
@@ -243,7 +245,7 @@ class NumpyExecutor(TransferPagedExecutor):
                     a = self.attention(h, p, layer, *self.places[i], step)
                 else:
                     group, slot = self.places[i]
-                    a = self.recurrent(h, p, layer.recurrent, slot, step.runs[group])
+                    a = self.recurrent(h, p, layer.recurrent, slot, step.runs[group], step.loras)
                 x = self.sum(x, a, p + "post_attn_norm", layer.mixer_scale, has_norm=norms.after_mixer)
                 if streams is not None:
                     x = (x + streams.laurel(h, p)) * np.float32(0.5**0.5)
@@ -254,13 +256,13 @@ class NumpyExecutor(TransferPagedExecutor):
                 if layer.moe is None:
                     m = self.mlp(h, p, step.loras, layer.gate_cutoff)
                 else:
-                    m = self.experts(x, h, p, layer.moe)
+                    m = self.experts(x, h, p, layer.moe, step.loras)
                 x = self.sum(x, m, p + "post_mlp_norm", layer.mlp_scale, has_norm=norms.after_mlp)
             if streams is not None:
                 x = streams.correct(x, p)
             if inputs is not None:
-                gate = ACTIVATIONS[spec.activation](self.linear(x, p + "per_layer_gate", ()))
-                own = self.linear(gate * inputs[:, i], p + "per_layer_out", ())
+                gate = ACTIVATIONS[spec.activation](self.linear(x, p + "per_layer_gate", step.loras))
+                own = self.linear(gate * inputs[:, i], p + "per_layer_out", step.loras)
                 own = self.norm(own, p + "post_per_layer_norm")
                 if streams is None:
                     x = x + own
@@ -284,11 +286,12 @@ class NumpyExecutor(TransferPagedExecutor):
         """Return norm(x, final_norm) [N, hidden] at tokens of the last step."""
         return self.norm(self._last[tokens], "final_norm")
 
-    def per_layer_inputs(self, x: F32, input_ids: I32, of: PerLayerSpec) -> F32:
+    def per_layer_inputs(self, x: F32, input_ids: I32, of: PerLayerSpec, loras: LoraTokens) -> F32:
         """Return the separate inputs of each layer, for the input x of the first one, [T, layers, size]."""
         shape = len(x), -1, of.size
         own = self.weight("per_layer_embed")[np.where(input_ids < of.vocab_size, input_ids, 0)].reshape(shape)
-        of_x = rms_norm((x @ self.weight("per_layer_in").T).reshape(shape), of.norm_eps) * self.weight("per_layer_norm")
+        of_x = rms_norm(self.linear(x, "per_layer_in", loras).reshape(shape), of.norm_eps)
+        of_x = of_x * self.weight("per_layer_norm")
         inputs: F32 = np.float32(of.scale) * (of_x + np.float32(of.embedding_scale) * own)
         return inputs
 
@@ -369,14 +372,23 @@ class NumpyExecutor(TransferPagedExecutor):
             :, None
         ]
         k_b, v_b = (self.weight(p + name).reshape(heads, -1, mla.kv_rank) for name in ("k_b", "v_b"))
-        query = np.concatenate([q[..., :r], np.einsum("thn,hnc->thc", q[..., r:], k_b)], axis=-1)
+        absorbed = np.einsum("thn,hnc->thc", q[..., r:], k_b)
+        for pairs, tokens in loras:
+            if (name := p + "k_b") in pairs:
+                down, up = pairs[name]
+                absorbed[tokens] += np.einsum("thn,hnr->thr", q[tokens, :, r:], up.reshape(heads, -1, len(down))) @ down
+        query = np.concatenate([q[..., :r], absorbed], axis=-1)
         assert layer.rope is not None
         at = step.rotary_positions(layer.rope)
         query, c = rotate(query, at, layer.rope), rotate(c, at, layer.rope)
         self.write(c, c, layer, group, slot, step.batch)
         a = self.attend(query, layer, group, slot, step, None)
-        out = np.einsum("thc,hvc->thv", a[..., r:], v_b).reshape(len(h), -1)
-        return self.biased(out, p + "o", loras, has_bias=self.spec.o_bias)
+        out = np.einsum("thc,hvc->thv", a[..., r:], v_b)
+        for pairs, tokens in loras:
+            if (name := p + "v_b") in pairs:
+                down, up = pairs[name]
+                out[tokens] += np.einsum("thr,hvr->thv", a[tokens, :, r:] @ down.T, up.reshape(heads, -1, len(down)))
+        return self.biased(out.reshape(len(h), -1), p + "o", loras, has_bias=self.spec.o_bias)
 
     def head_norm(self, x: F32, name: str) -> F32:
         """Apply the norm of queries or keys [T, heads, head_dim]: to each head, or to all heads together."""
@@ -400,13 +412,18 @@ class NumpyExecutor(TransferPagedExecutor):
         h = rms_norm(x, self.spec.norm_eps) * self.weight(norm) if self.spec.inner_norms else x
         return rounded(h) if self.spec.rounds_inputs else h
 
-    def recurrent(self, h: F32, p: str, spec: RecurrentSpec, slot: int, runs: Sequence[StateRun]) -> F32:
+    def recurrent(
+        self, h: F32, p: str, spec: RecurrentSpec, slot: int, runs: Sequence[StateRun], loras: LoraTokens
+    ) -> F32:
         """Run a recurrent layer on its normed input h. Return [T, hidden]."""
 
         def weight(name: str) -> F32:
             return self.weight(f"{p}state.{name}")
 
-        return recurrent_layer(h, weight, spec, self.spec.norm_eps, self.cache.states[slot], runs)
+        def product(x: F32, name: str, tokens: slice) -> F32:
+            return self.linear(x, f"{p}state.{name}", _within(loras, tokens))
+
+        return recurrent_layer(h, weight, product, spec, self.spec.norm_eps, self.cache.states[slot], runs)
 
     def write(self, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, batch: InputBatch) -> None:
         """Write the keys and values [T, key heads, head_dim] of a layer to their slots."""
@@ -479,7 +496,7 @@ class NumpyExecutor(TransferPagedExecutor):
             inner = xielu(up, xielu_numbers(self.weight, prefix)) if self.spec.xielu else act(up)
         return part(self.last_input(inner, prefix + "inner_mlp_norm"), "down")
 
-    def experts(self, x: F32, h: F32, prefix: str, moe: MoeSpec) -> F32:
+    def experts(self, x: F32, h: F32, prefix: str, moe: MoeSpec, loras: LoraTokens) -> F32:
         """Run each token through its chosen experts, weighted by the router, and through the shared expert if there is
         one.
 
@@ -490,7 +507,7 @@ class NumpyExecutor(TransferPagedExecutor):
             scale = self.weight(prefix + "router_scale") * np.float32(self.spec.hidden_size**-0.5)
             routed = rms_norm(x, self.spec.norm_eps) * scale
             inputs = self.norm(x, prefix + "experts_norm")
-        scores = routed @ self.weight(prefix + "router").T  # [T, experts]
+        scores = self.linear(routed, prefix + "router", loras)  # [T, experts]
         if moe.scores_bias:
             scores = scores + self.weight(prefix + "scores_bias")
         scores = cap(scores, moe.softcap)
@@ -509,7 +526,7 @@ class NumpyExecutor(TransferPagedExecutor):
         if moe.own_norms:
             weights = weights * self.weight(prefix + "expert_scales")[chosen]
         if moe.latent_size:
-            inputs = h @ self.weight(prefix + "latent_in").T
+            inputs = self.linear(h, prefix + "latent_in", loras)
         out = np.zeros_like(inputs)
         for e in np.unique(chosen):
             token, nth = np.nonzero(chosen == e)
@@ -519,15 +536,22 @@ class NumpyExecutor(TransferPagedExecutor):
             else:
                 out[token] += weight * self.mlp(inputs[token], expert)
         if moe.latent_size:
-            out = out @ self.weight(prefix + "latent_out").T
+            out = self.linear(out, prefix + "latent_out", loras)
         if moe.own_norms:
             out = self.norm(out, prefix + "post_experts_norm")
         if moe.shared_intermediate_size:
-            shared = self.mlp(h, prefix + "shared.")
+            shared = self.mlp(h, prefix + "shared.", loras)
             if moe.own_norms:
                 shared = self.norm(shared, prefix + "post_shared_norm")
-            out += shared * sigmoid(h @ self.weight(prefix + "shared_gate").T) if moe.shared_gate else shared
+            gate = sigmoid(self.linear(h, prefix + "shared_gate", loras)) if moe.shared_gate else np.float32(1)
+            out += shared * gate
         return out
+
+
+def _within(loras: LoraTokens, tokens: slice) -> LoraTokens:
+    """Return the adapters of some tokens of a step, which are numbered from the first of these on."""
+    first, end = tokens.start, tokens.stop
+    return [(pairs, own[(own >= first) & (own < end)] - first) for pairs, own in loras]
 
 
 def sparsely_mixed(scores: F32, count: int, mix: float) -> tuple[I64, F32]:

@@ -17,26 +17,37 @@ new request, and the one that it is written to.
 """
 
 
+Product = Callable[[F32, str, slice], F32]
+"""Multiplies numbers of some tokens by a matrix, by its name: x Wᵀ, with the changes of the tokens' adapters."""
+
+
 def recurrent_layer(
-    h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, norm_eps: float, states: F32, runs: Sequence[StateRun]
+    h: F32,
+    weight: Callable[[str], F32],
+    product: Product,
+    spec: RecurrentSpec,
+    norm_eps: float,
+    states: F32,
+    runs: Sequence[StateRun],
 ) -> F32:
     """Return the layer's output [T, hidden] before the residual sum; h: its normed input [T, hidden].
 
     states: float32 [number, ≥ state_size]: read and written as ``runs`` say, see `state_runs`.
     """
     if spec.kind == "short_conv":
-        return _short_conv(h, weight, spec, states, runs)
+        return _short_conv(h, weight, product, spec, states, runs)
     if spec.kind == "mamba1":
-        return _selective(h, weight, spec, states, runs)
+        return _selective(h, weight, product, spec, states, runs)
     inputs = {
-        name: _product(h, name, spec, weight) * np.float32(spec.scale_of(name)) for name in ("q", "k", "v", "z", "dt")
+        name: _input(h, name, spec, weight, product) * np.float32(spec.scale_of(name))
+        for name in ("q", "k", "v", "z", "dt")
     }
     u = np.concatenate([inputs[part] for part, _ in spec.parts], axis=1)  # [T, channels]
     dt = np.maximum(softplus(inputs["dt"] + weight("dt_bias")), spec.least_step)  # [T, heads]
     decay = np.exp(-np.exp(weight("a_log")) * dt)
     beta = dt
     if spec.kind == "gated_delta":
-        beta = np.float32(spec.write_scale) * sigmoid(_product(h, "beta", spec, weight))
+        beta = np.float32(spec.write_scale) * sigmoid(_input(h, "beta", spec, weight, product))
     y = np.empty((len(h), spec.num_heads, spec.value_dim), np.float32)
     matrix_size = spec.num_values * spec.key_dim
     for tokens, state in _with_states(runs, states[:, : spec.state_size]):
@@ -54,17 +65,17 @@ def recurrent_layer(
         out = out * gate if spec.normed == "first" else out
     else:
         out = (rms_norm(y, norm_eps) * weight("norm")).reshape(gate.shape) * gate
-    return _output(out, spec, weight)
+    return _output(out, spec, weight, product)
 
 
-def _product(h: F32, name: str, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
+def _input(h: F32, name: str, spec: RecurrentSpec, weight: Callable[[str], F32], product: Product) -> F32:
     """Return h W of a part, plus the bias if it has one."""
-    out: F32 = h @ weight(name).T
+    out = product(h, name, slice(0, len(h)))
     return out + weight(in_bias_of(name)) if spec.in_bias else out
 
 
-def _output(y: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
-    out: F32 = y @ weight("o").T
+def _output(y: F32, spec: RecurrentSpec, weight: Callable[[str], F32], product: Product) -> F32:
+    out = product(y, "o", slice(0, len(y)))
     return out + weight("o_bias") if spec.o_bias else out
 
 
@@ -94,10 +105,10 @@ def _with_states(runs: Sequence[StateRun], states: F32) -> Iterator[tuple[slice,
 
 
 def _short_conv(
-    h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, states: F32, runs: Sequence[StateRun]
+    h: F32, weight: Callable[[str], F32], product: Product, spec: RecurrentSpec, states: F32, runs: Sequence[StateRun]
 ) -> F32:
     """See `recurrent_layer`."""
-    write, v, z = (_product(h, name, spec, weight) for name in ("beta", "v", "z"))  # [T, channels]
+    write, v, z = (_input(h, name, spec, weight, product) for name in ("beta", "v", "z"))  # [T, channels]
     u = write * v
     y = np.empty_like(u)
     for tokens, state in _with_states(runs, states[:, : spec.state_size]):
@@ -105,12 +116,14 @@ def _short_conv(
         known = np.concatenate([past, u[tokens]])
         past[:] = known[len(known) - len(past) :]
         y[tokens] = _weighted(known, spec, weight)
-    return _output(y * z, spec, weight)
+    return _output(y * z, spec, weight, product)
 
 
-def _selective(h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, states: F32, runs: Sequence[StateRun]) -> F32:
+def _selective(
+    h: F32, weight: Callable[[str], F32], product: Product, spec: RecurrentSpec, states: F32, runs: Sequence[StateRun]
+) -> F32:
     """See `recurrent_layer`."""
-    u, z = (_product(h, name, spec, weight) for name in ("v", "z"))  # [T, channels]
+    u, z = (_input(h, name, spec, weight, product) for name in ("v", "z"))  # [T, channels]
     y, rates, matrix_size = np.empty_like(u), np.exp(weight("a_log")).T, spec.num_values * spec.key_dim
     for tokens, state in _with_states(runs, states[:, : spec.state_size]):
         matrix = state[:matrix_size].reshape(spec.key_dim, spec.value_dim)
@@ -118,18 +131,18 @@ def _selective(h: F32, weight: Callable[[str], F32], spec: RecurrentSpec, states
         known = np.concatenate([past, u[tokens]])
         past[:] = known[len(known) - len(past) :]
         v = convolve(known, spec, weight)
-        r, k, q = (v @ weight(name).T for name, _ in spec.inner_parts)
+        r, k, q = (product(v, name, tokens) for name, _ in spec.inner_parts)
         if spec.inner_eps is not None:
             r, k, q = (
                 rms_norm(x, spec.inner_eps) * weight(name) for x, name in zip((r, k, q), INNER_NORMS, strict=True)
             )
-        dt = softplus(np.add(r @ weight("dt").T, weight("dt_bias"), dtype=np.float32))  # [T, channels]
+        dt = softplus(np.add(product(r, "dt", tokens), weight("dt_bias"), dtype=np.float32))  # [T, channels]
         for t in range(len(v)):
             matrix *= np.exp(-rates * dt[t])
             matrix += k[t][:, None] * (dt[t] * v[t])
             y[tokens][t] = q[t] @ matrix
         y[tokens] += weight("skip") * v
-    return _output(y * silu(z), spec, weight)
+    return _output(y * silu(z), spec, weight, product)
 
 
 def _weighted(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:

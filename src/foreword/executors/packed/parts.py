@@ -83,18 +83,19 @@ Screen = tuple[int, F32, float]
 """A matrix, errors and most: see `CpuModel.finish`."""
 
 _ROWS = ".rows"  # the ending of the name of an embedding
+_INPUTS = ".inputs"  # the ending of the name of the factors of a matrix's columns
 _SCREEN, _ERRORS, _MOST = "screen", "screen.errors", "screen.most"
 
 
 class Parts(Generic[C]):
     """Adds matrices and vectors to ``core`` by name. Each is packed from ``weights`` or taken from ``file``.
 
-    matrices: name → the number of a matrix in the core. exact: integer weights take 15-bit activations. Methods raise
-    PackedFileError if the file has no part with this name, shape and format.
+    matrices: name → the number of a matrix in the core. inputs: see `scaled`. exact: integer weights take 15-bit
+    activations. Methods raise PackedFileError if the file has no part with this name, shape and format.
     """
 
     def __init__(self, core: C, weights: Weights, *, exact: bool, file: PackedFile | None = None) -> None:
-        self.core, self.matrices = core, dict[str, int]()
+        self.core, self.matrices, self.inputs = core, dict[str, int](), dict[str, F32]()
         self.weights, self._exact, self._file = weights, exact, file
         self._formats: dict[str, str] = {}
         self._arrays: dict[str, Part] = {}  # packed parts that are not in the core
@@ -129,6 +130,13 @@ class Parts(Generic[C]):
             number = self.core.attach(self._file.array(name, form), rows, cols, target, False)
         self.matrices[name] = number
         return number
+
+    def scaled(self, name: str, make: Callable[[], F32], shape: tuple[int, int]) -> int:
+        """Add a weight as a matrix of floats, its columns times the factors that ``make`` computes, which are kept in
+        ``inputs``.
+        """
+        factors = self.inputs[name] = self.table(name + _INPUTS, make)
+        return self.computed(name, lambda: self.weights[name].dequantize() * factors, shape, "f32")
 
     def vector(self, name: str, make: Callable[[], F32]) -> int:
         """Add the vector that ``make`` computes, in float32."""

@@ -18,7 +18,7 @@ from foreword.executors.functions import xielu_numbers
 from foreword.executors.torch.activations import ACTIVATIONS
 from foreword.executors.torch.attention import AttentionCall
 from foreword.executors.torch.grouped import grouped
-from foreword.executors.torch.loras import ProductChanges
+from foreword.executors.torch.loras import Changeable, ProductChanges
 from foreword.executors.torch.norms import Norm, norms_around
 from foreword.executors.torch.recurrent import RecurrentLayer
 from foreword.executors.torch.rotation import Rotation
@@ -36,7 +36,7 @@ class Mixer(Protocol[StepType_contra]):
     """The part of a layer that mixes tokens: attention, or a recurrence. products: those that adapters may change."""
 
     @property
-    def products(self) -> Sequence[Linear]: ...
+    def products(self) -> Sequence[Changeable]: ...
 
     def __call__(self, h: Tensor, step: StepType_contra, /) -> Tensor:
         """Return the output [T, hidden] for the normed input [T, hidden]."""
@@ -63,7 +63,9 @@ class Decoder(Generic[StepType]):
         self.per_layer = None if spec.per_layer is None else PerLayerInputs(spec, spec.per_layer, load)
         self.streams = None if spec.streams is None else Streams(spec, spec.streams, load)
         self.layers = [Layer(spec, i, load, mixer, compile=compile) for i in range(spec.num_layers)]
-        self.products = {p.parts: (p.outputs, p.inputs) for layer in self.layers for p in layer.products}
+        products: list[Changeable] = [p for layer in self.layers for p in layer.products]
+        products += [] if self.per_layer is None else [self.per_layer.project]
+        self.products = {product.parts: (product.outputs, product.inputs) for product in products}
         self.final_norm = Norm(spec, "final_norm", load)
         self.head: Tensor | None = None
         if spec.has_logits:
@@ -83,14 +85,14 @@ class Decoder(Generic[StepType]):
         if self.positions is not None:
             x = x + embedding(step.positions, self.positions)
         x = self.embed_norm(x)
-        inputs = None if self.per_layer is None else self.per_layer(x, step.input_ids)
+        inputs = None if self.per_layer is None else self.per_layer(x, step.input_ids, step.loras)
         h = x
         streams = None if self.streams is None else self.streams.begin(x)
         for i, layer in enumerate(self.layers):
             own = None if inputs is None else inputs[:, i]
             if streams is None:
                 x, h = layer(x, h, step)
-                x = layer.finish(x, own)
+                x = layer.finish(x, own, step.loras)
             else:
                 streams = layer.update(streams, own, step)
         return x if streams is None or self.streams is None else self.streams.merged(streams)
@@ -117,7 +119,7 @@ class Layer(Generic[StepType]):
         layer, prefix = spec.layers[index], f"layers.{index}."
         norms = spec.norms_of(layer)
         self.mixer_scale, self.mlp_scale = (spec.residual_scale * x for x in (layer.mixer_scale, layer.mlp_scale))
-        self.products: list[Linear] = []
+        self.products: list[Changeable] = []
         self.mixer: Mixer[StepType] | None = None
         self.attn_norm: Norm | None = None
         if layer.has_mixer:
@@ -141,13 +143,14 @@ class Layer(Generic[StepType]):
             self.is_parallel = spec.parallel_norm
             if layer.moe is None:
                 self.mlp = Mlp(prefix, spec, load, layer.gate_cutoff)
-                self.products += [self.mlp.inputs, self.mlp.down]
             else:
                 self.mlp = Experts(prefix, spec, layer.moe, load)
-        self.per_layer: tuple[Tensor, Tensor, Norm] | None = None
+            self.products += self.mlp.products
+        self.per_layer: tuple[Linear, Linear, Norm] | None = None
         if spec.per_layer is not None:
-            norm = Norm(spec, prefix + "post_per_layer_norm", load)
-            self.per_layer = load(prefix + "per_layer_gate"), load(prefix + "per_layer_out"), norm
+            gate, out = (load.linear(prefix, [f"per_layer_{name}"], dtype=load.dtype) for name in ("gate", "out"))
+            self.per_layer = gate, out, Norm(spec, prefix + "post_per_layer_norm", load)
+            self.products += [gate, out]
         self.activation = ACTIVATIONS[spec.activation]
         self.streams = None if spec.streams is None else StreamUpdate(spec, spec.streams, prefix, load)
         self.scale = load(prefix + "layer_scale") if spec.layer_scales else None
@@ -184,18 +187,18 @@ class Layer(Generic[StepType]):
         x = self._after_mixer((x + of.laurel(h)) * 0.5**0.5, h, None, step.loras)
         streams = of.correct(predicted, x)
         first = streams[0] if of.scale is None else streams[0] * of.scale
-        return torch.cat([streams[:1], streams[1:] + self._of_inputs(first, inputs)])
+        return torch.cat([streams[:1], streams[1:] + self._of_inputs(first, inputs, step.loras)])
 
-    def _of_inputs(self, x: Tensor, inputs: Tensor | None) -> Tensor:
+    def _of_inputs(self, x: Tensor, inputs: Tensor | None, loras: ProductChanges | None) -> Tensor:
         assert self.per_layer is not None
         assert inputs is not None
         gate, out, norm = self.per_layer
-        return norm(linear(self.activation(linear(x, gate)) * inputs, out))
+        return norm(out(self.activation(gate(x, loras)) * inputs, loras))
 
-    def finish(self, x: Tensor, inputs: Tensor | None) -> Tensor:
+    def finish(self, x: Tensor, inputs: Tensor | None, loras: ProductChanges | None) -> Tensor:
         """Return the input of the next layer. inputs: of this layer alone, [T, size]."""
         if self.per_layer is not None:
-            x = x + self._of_inputs(x, inputs)
+            x = x + self._of_inputs(x, inputs, loras)
         return x if self.scale is None else x * self.scale
 
 
@@ -332,6 +335,15 @@ class PagedLayer(AttentionWeights):
         return qk[:, :num_heads], qk[:, num_heads:], v, gate
 
 
+class ByHead:
+    """The matrices of all heads, one below the other: `Changeable`. weight: [heads, rows, columns]."""
+
+    def __init__(self, name: str, heads: int, load: Loader) -> None:
+        whole = load(name)
+        self.parts, self.outputs, self.inputs = (name,), (range(len(whole)),), range(whole.shape[1])
+        self.weight = whole.unflatten(0, (heads, -1))
+
+
 class LatentWeights:
     """The weights of latent attention of one layer, and what it computes around attention: see `MlaSpec`."""
 
@@ -345,9 +357,10 @@ class LatentWeights:
         self.q = load.linear(prefix, ["q"]) if mla.q_rank else None
         self.q_norm = load(prefix + "q_a_norm") if mla.q_rank else None
         self.kv_norm = load(prefix + "kv_a_norm")
-        self.k_b, self.v_b = (load(prefix + name).unflatten(0, (spec.num_heads, -1)) for name in ("k_b", "v_b"))
+        self.k_b, self.v_b = (ByHead(prefix + name, spec.num_heads, load) for name in ("k_b", "v_b"))
         self._output = load.linear(prefix, ["o"], biases=["o"] if spec.o_bias else ())
-        self.products = [self.inputs, *([] if self.q is None else [self.q]), self._output]
+        queries = [] if self.q is None else [self.q]
+        self.products: list[Changeable] = [self.inputs, *queries, self.k_b, self.v_b, self._output]
 
     def heads(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
         """Return the queries and, behind them, the key, which is the value too, [T, heads + 1, head_dim], unrotated."""
@@ -360,12 +373,18 @@ class LatentWeights:
         c = torch.cat(
             [k[:, : mla.rope_dim], rms_norm(k[:, mla.rope_dim :], self.kv_norm.shape, self.kv_norm, mla.norm_eps)], 1
         )
-        absorbed = torch.einsum("thn,hnc->thc", q[..., mla.rope_dim :], self.k_b)
+        nope = q[..., mla.rope_dim :]
+        absorbed = torch.einsum("thn,hnc->thc", nope, self.k_b.weight)
+        if loras is not None:
+            absorbed = loras.apply_by_head(absorbed, nope, *self.k_b.parts, is_turned=True)
         return torch.cat([torch.cat([q[..., : mla.rope_dim], absorbed], -1), c[:, None]], 1)
 
     def output(self, a: Tensor, loras: ProductChanges | None) -> Tensor:
         """Return [T, hidden] of what attention gives, [T, heads, head_dim]."""
-        out = torch.einsum("thc,hvc->thv", a[..., self.mla.rope_dim :], self.v_b)
+        latents = a[..., self.mla.rope_dim :]
+        out = torch.einsum("thc,hvc->thv", latents, self.v_b.weight)
+        if loras is not None:
+            out = loras.apply_by_head(out, latents, *self.v_b.parts, is_turned=False)
         return self._output(out.flatten(1), loras)
 
 
@@ -404,6 +423,7 @@ class Mlp:
         names, biases = ["gate", "up"] if spec.gated_mlp else ["up"], spec.mlp_bias
         self.inputs = load.linear(prefix, names, biases=names if biases else (), split="outputs")
         self.down = load.linear(prefix, ["down"], biases=["down"] if biases else (), split="inputs")
+        self.products = [self.inputs, self.down]
 
     def __call__(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
         return self.down(self.last_input(self.gate(self.inputs(h, loras))), loras)
@@ -417,7 +437,8 @@ class Experts:
 
     def __init__(self, prefix: str, spec: DecoderSpec, moe: MoeSpec, load: Loader) -> None:
         self.moe, self.gate = moe, Gate(spec)
-        self.router = load(prefix + "router", torch.float32)
+        self.router = load.linear(prefix, ["router"], dtype=torch.float32)
+        self.products = [self.router]
         self.scores_bias = load(prefix + "scores_bias", torch.float32) if moe.scores_bias else None
         self.router_bias = load(prefix + "router_bias", torch.float32) if moe.router_bias else None
         self.norms: tuple[Norm, ...] | None = None  # for the experts' input and output, and the shared one's output
@@ -426,9 +447,11 @@ class Experts:
             self.norms, self.eps = tuple(Norm(spec, prefix + name, load) for name in names), spec.norm_eps
             self.router_scale = load(prefix + "router_scale", torch.float32) * spec.hidden_size**-0.5
             self.expert_scales = load(prefix + "expert_scales", torch.float32)
-        self.latent: tuple[Tensor, Tensor] | None = None
+        self.latent: tuple[Linear, Linear] | None = None
         if moe.latent_size:
-            self.latent = load(prefix + "latent_in"), load(prefix + "latent_out")
+            into, out = (load.linear(prefix, [f"latent_{name}"], dtype=load.dtype) for name in ("in", "out"))
+            self.latent = into, out
+            self.products += [into, out]
         experts = [f"{prefix}experts.{e}." for e in range(moe.num_experts)]
         parts = ["gate", "up"] if spec.gated_mlp else ["up"]
         self.gate_up = load.stacked(experts, parts, split="outputs")
@@ -444,7 +467,8 @@ class Experts:
         self.shared: Mlp | None = None
         if moe.shared_intermediate_size:
             self.shared = Mlp(prefix + "shared.", spec, load)
-            self.shared_gate = load(prefix + "shared_gate") if moe.shared_gate else None
+            self.shared_gate = load.linear(prefix, ["shared_gate"], dtype=load.dtype) if moe.shared_gate else None
+            self.products += [*self.shared.products, *([self.shared_gate] if self.shared_gate else [])]
 
     def __call__(self, x: Tensor, h: Tensor, loras: ProductChanges | None) -> Tensor:
         """Return the output of the layer for h, the residual stream x after the norm."""
@@ -452,7 +476,8 @@ class Experts:
         routed, inputs = h.float(), h
         if self.norms is not None:
             routed, inputs = rms_norm(x.float(), x.shape[1:], self.router_scale, self.eps), self.norms[0](x)
-        scores = cap(linear(routed, self.router, self.scores_bias), self.moe.softcap)
+        scores = self.router(routed, loras)
+        scores = cap(scores if self.scores_bias is None else scores + self.scores_bias, self.moe.softcap)
         if self.moe.sparse_mix is not None:
             chosen, weights = _sparsely_mixed(scores, count, self.moe.sparse_mix)
         else:
@@ -469,7 +494,7 @@ class Experts:
             weights = weights * self.expert_scales[chosen]
         experts, order = chosen.flatten().sort(stable=True)  # the pairs of a token and one of its experts
         ends = torch.searchsorted(experts, self.numbers, right=True).int()
-        inputs = (inputs if self.latent is None else linear(h, self.latent[0]))[order // count]
+        inputs = (inputs if self.latent is None else self.latent[0](h, loras))[order // count]
         if self.moe.scales_inputs:
             inputs = inputs * weights.flatten()[order, None].to(h.dtype)
             weights = torch.ones_like(weights)
@@ -480,14 +505,14 @@ class Experts:
         outputs[order] = down if self.biases is None else down + self.biases[1][experts]
         out = self.shard.sum((outputs.view(-1, count, outputs.shape[1]) * weights[..., None].to(h.dtype)).sum(1))
         if self.latent is not None:
-            out = linear(out, self.latent[1])
+            out = self.latent[1](out, loras)
         if self.norms is not None:
             out = self.norms[1](out)
         if self.shared is not None:
             shared = self.shared(h, loras)
             if self.norms is not None:
                 shared = self.norms[2](shared)
-            out += shared if self.shared_gate is None else shared * linear(h, self.shared_gate).sigmoid()
+            out += shared if self.shared_gate is None else shared * self.shared_gate(h, loras).sigmoid()
         return out
 
     def _chosen_groups(self, order: Tensor) -> Tensor:

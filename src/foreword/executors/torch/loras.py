@@ -55,23 +55,65 @@ class ProductChanges(Protocol):
         """Add the changes of the product ``parts`` of x [T, in] to out [T, out], and return it."""
         ...
 
+    def apply_by_head(self, out: Tensor, x: Tensor, part: str, *, is_turned: bool) -> Tensor:
+        """Add to out [T, heads, out] the changes of the product of each head's x [T, heads, in] with its rows of
+        ``part``, and return it. is_turned: the rows are the inputs.
+        """
+        ...
+
+
+class Changeable(Protocol):
+    """A product that adapters may change. outputs, inputs: the rows of each part on this rank, and the columns."""
+
+    @property
+    def parts(self) -> Parts: ...
+
+    @property
+    def outputs(self) -> tuple[range, ...]: ...
+
+    @property
+    def inputs(self) -> range: ...
+
 
 @dataclass(frozen=True, slots=True)
 class StepLoras:
     """The adapters of a step. tokens: int64 [N], those with an adapter, sorted by it; ends: int32 [adapters], where the
-    tokens of each end.
+    tokens of each end; numbers: int64 [T], the adapter of each token, by its place, −1 for none.
     """
 
     factors: Mapping[Parts, Factors]
     tokens: Tensor
     ends: Tensor
+    numbers: Tensor
 
     def apply(self, out: Tensor, x: Tensor, parts: Parts) -> Tensor:
         """See `ProductChanges.apply`."""
         own = self.factors.get(parts)
         if own is None or not own.rank:
             return out
-        return out.index_add_(0, self.tokens, grouped(grouped(x[self.tokens], own.a, self.ends), own.b, self.ends))
+        low = grouped(x[self.tokens].to(own.a.dtype), own.a, self.ends)
+        return out.index_add_(0, self.tokens, grouped(low, own.b, self.ends).to(out.dtype))
+
+    def apply_by_head(self, out: Tensor, x: Tensor, part: str, *, is_turned: bool) -> Tensor:
+        """See `ProductChanges.apply_by_head`."""
+        return changed_by_head(self.factors.get((part,)), self.numbers, out, x, is_turned=is_turned)
+
+
+def changed_by_head(own: Factors | None, numbers: Tensor, out: Tensor, x: Tensor, *, is_turned: bool) -> Tensor:
+    """See `ProductChanges.apply_by_head`. numbers: int [T], the adapter of each token, −1 for none.
+
+    All tokens pass through the ranks of all adapters side by side, and those of other adapters are cleared.
+    """
+    if own is None or not own.rank:
+        return out
+    of_adapters = torch.arange(len(own.a), device=numbers.device)
+    is_own = (numbers[:, None] == of_adapters).to(x.dtype).repeat_interleave(own.rank, 1)[:, None]
+    b = own.b.unflatten(1, (x.shape[1], -1)).permute(1, 2, 0, 3).flatten(2)  # [heads, rows, ranks]
+    if is_turned:
+        low = torch.einsum("thn,hnr->thr", x, b) * is_own
+        return out + low @ own.a.flatten(0, 1)[:, : out.shape[2]]
+    low = (x @ own.a.flatten(0, 1)[:, : x.shape[2]].t()) * is_own
+    return out + torch.einsum("thr,hvr->thv", low, b)
 
 
 class Loras:
@@ -136,7 +178,8 @@ class Loras:
         of_tokens = mapping.tokens[: batch.num_tokens]
         tokens = np.argsort(of_tokens, kind="stable")[int((of_tokens == 0).sum()) :]
         ends = np.searchsorted(of_tokens[tokens], ids, side="right").astype(np.int32)
-        return StepLoras(factors, torch.from_numpy(tokens).to(self._device), torch.from_numpy(ends).to(self._device))
+        numbers = np.where(of_tokens > 0, np.searchsorted(ids, of_tokens), -1)
+        return StepLoras(factors, *(torch.from_numpy(x).to(self._device) for x in (tokens, ends, numbers)))
 
     def _fused(self, adapter: LoraAdapter, parts: Parts, outputs: tuple[range, ...], inputs: range) -> Factors:
         """Return the factors of one adapter [1, …]: the outputs of a part are computed from its own ranks."""

@@ -10,18 +10,16 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm, silu, softplus
+from torch.nn.functional import rms_norm, silu, softplus
 
 from foreword.executors.torch.step import PagedStep, RecurrentStep
-from foreword.executors.torch.weights import Loader
+from foreword.executors.torch.weights import Linear, Loader
 from foreword.models.recurrent import INNER_NORMS, RecurrentSpec, in_bias_of
 from foreword.models.spec import DecoderSpec
 
 
 class RecurrentLayer:
-    """A recurrent layer, for its normed input [T, hidden]. Adapters change none of its products."""
-
-    products = ()
+    """A recurrent layer, for its normed input [T, hidden]."""
 
     def __init__(self, own: RecurrentSpec, spec: DecoderSpec, index: int, load: Loader) -> None:
         prefix = f"layers.{index}.state."
@@ -34,6 +32,7 @@ class RecurrentLayer:
         self.inputs = load.linear(prefix, parts)
         self.bias = self._in_biases(prefix, parts, load)
         self.output = load.linear(prefix, ["o"], biases=["o"] if own.o_bias else ())
+        self.products = [self.inputs, self.output]
         self.conv = load(prefix + "conv", torch.float32)
         self.conv_bias = load(prefix + "conv_bias", torch.float32) if own.conv_bias else None
         if self.is_short:
@@ -42,9 +41,9 @@ class RecurrentLayer:
             self._load_selective(prefix, load)
             return
         rates = ("dt", "beta") if self.is_delta else ("dt",)
-        self.rates = torch.cat([load(prefix + name, torch.float32) * own.scale_of(name) for name in rates])
-        of_rates = self._in_biases(prefix, rates, load)
-        self.rates_bias = None if of_rates is None else of_rates * own.scale_of("dt")
+        self.rates = load.linear(prefix, rates, dtype=torch.float32)
+        self.rates_bias = self._in_biases(prefix, rates, load)
+        self.products.append(self.rates)
         self.scales: Tensor | None = None  # factors of the outputs of ``inputs``
         if own.scales is not None:
             sizes = [*own.parts, ("z", own.num_values)]
@@ -64,17 +63,21 @@ class RecurrentLayer:
         own, step = self.spec, inputs.recurrent
         assert step is not None
         h = x[step.tokens]
-        projected = self.inputs(h).float()
+        projected = product(self.inputs, h, inputs).float()
         if self.bias is not None:
             projected += self.bias
         if own.scales is not None:
             projected *= self.scales
         u, z, beta = projected.tensor_split((own.num_channels, own.num_channels + own.num_values), dim=1)
         if self.is_short:
-            return self._short(h, u * beta, z, step)
+            return self._short(h, u * beta, z, inputs, step)
         if own.kind == "mamba1":
-            return self._selective(h, u, z, step)
-        rates = linear(h.float(), self.rates, self.rates_bias)
+            return self._selective(h, u, z, inputs, step)
+        rates = product(self.rates, h.float(), inputs)
+        if self.rates_bias is not None:
+            rates += self.rates_bias
+        if own.scales is not None:
+            rates *= own.scale_of("dt")
         dt = softplus(rates[:, : own.num_heads] + self.dt_bias).clamp(min=own.least_step)
         decay = torch.exp(-self.rate * dt)
         beta = own.write_scale * rates[:, own.num_heads :].sigmoid() if self.is_delta else dt
@@ -90,10 +93,10 @@ class RecurrentLayer:
         states[written, size:] = known[kept].flatten(1)
 
         out = torch.empty_like(h)
-        out[step.tokens] = self.output(self._gated(y, silu(z)).to(h.dtype))
+        out[step.tokens] = product(self.output, self._gated(y, silu(z)).to(h.dtype), inputs)
         return out
 
-    def _short(self, h: Tensor, u: Tensor, z: Tensor, step: RecurrentStep) -> Tensor:
+    def _short(self, h: Tensor, u: Tensor, z: Tensor, inputs: PagedStep, step: RecurrentStep) -> Tensor:
         """Return the output of short_conv [T, hidden] for its channels u and its gate z."""
         own, states = self.spec, step.states[self.index]
         past = states[step.read[self.group]].masked_fill(step.is_new[:, None], 0)
@@ -101,19 +104,21 @@ class RecurrentLayer:
         window, kept = step.convolution(own.conv_kernel)
         states[step.written[self.group]] = known[kept].flatten(1)
         out = torch.empty_like(h)
-        out[step.tokens] = self.output((self._weighted(known, window) * z).to(h.dtype))
+        out[step.tokens] = product(self.output, (self._weighted(known, window) * z).to(h.dtype), inputs)
         return out
 
     def _load_selective(self, prefix: str, load: Loader) -> None:
         """Load what only mamba1 has, in float32."""
         own = self.spec
-        self.inner = torch.cat([load(prefix + name, torch.float32) for name, _ in own.inner_parts])
+        self.inner = load.linear(prefix, [name for name, _ in own.inner_parts], dtype=torch.float32)
+        self.dt = load.linear(prefix, ["dt"], dtype=torch.float32)
+        self.products += [self.inner, self.dt]
         norms = INNER_NORMS if own.inner_eps is not None else ()
         self.inner_norms = [load(prefix + name, torch.float32) for name in norms]
-        self.dt, self.dt_bias, self.skip = (load(prefix + name, torch.float32) for name in ("dt", "dt_bias", "skip"))
+        self.dt_bias, self.skip = (load(prefix + name, torch.float32) for name in ("dt_bias", "skip"))
         self.rate = load(prefix + "a_log", torch.float32).exp().T.contiguous()  # [key_dim, channels]
 
-    def _selective(self, h: Tensor, u: Tensor, z: Tensor, step: RecurrentStep) -> Tensor:
+    def _selective(self, h: Tensor, u: Tensor, z: Tensor, inputs: PagedStep, step: RecurrentStep) -> Tensor:
         """Return the output of mamba1 [T, hidden] for its channels u and its gate z."""
         own, states, size = self.spec, step.states[self.index], self.spec.num_values * self.spec.key_dim
         state = states[step.read[self.group]].masked_fill(step.is_new[:, None], 0)
@@ -121,12 +126,12 @@ class RecurrentLayer:
         known = torch.cat((state[:, size:].reshape(-1, own.num_channels), u))
         window, kept = step.convolution(own.conv_kernel)
         v = self._convolve(known, window)
-        parts = list(linear(v, self.inner).split([size for _, size in own.inner_parts], dim=1))
+        parts = list(product(self.inner, v, inputs).split([size for _, size in own.inner_parts], dim=1))
         if own.inner_eps is not None:
             eps, pairs = own.inner_eps, zip(parts, self.inner_norms, strict=True)
             parts = [rms_norm(part, weight.shape, weight, eps) for part, weight in pairs]
         low, k, q = parts
-        dt = softplus(linear(low, self.dt, self.dt_bias))
+        dt = softplus(product(self.dt, low, inputs) + self.dt_bias)
         new, y, drafted = dt * v, torch.empty_like(v), []
         for t, (start, end) in enumerate(pairwise(step.begins)):
             rows, s = slice(start, end), matrices[: end - start]
@@ -138,7 +143,7 @@ class RecurrentLayer:
         states[written, :size] = torch.cat((matrices, *drafted)).flatten(1)
         states[written, size:] = known[kept].flatten(1)
         out = torch.empty_like(h)
-        out[step.tokens] = self.output(((y + self.skip * v) * silu(z)).to(h.dtype))
+        out[step.tokens] = product(self.output, ((y + self.skip * v) * silu(z)).to(h.dtype), inputs)
         return out
 
     def _convolve(self, known: Tensor, window: Tensor) -> Tensor:
@@ -197,6 +202,18 @@ class RecurrentLayer:
         out = (y.flatten(1) if is_first else y.flatten(1) * gate).unflatten(1, (self.spec.num_key_heads, -1))
         out = rms_norm(out, out.shape[2:], None, self.eps).flatten(1) * self.norm
         return out * gate if is_first else out
+
+
+def product(of: Linear, x: Tensor, inputs: PagedStep) -> Tensor:
+    """Return a product of rows that are in the order of `RecurrentStep.tokens`, with the changes of the step's
+    adapters.
+    """
+    if inputs.loras is None:
+        return of(x)
+    assert inputs.recurrent is not None
+    in_order = torch.empty_like(x)
+    in_order[inputs.recurrent.tokens] = x
+    return of(in_order, inputs.loras)[inputs.recurrent.tokens]
 
 
 def unit(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm
 
+from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.norms import Norm
 from foreword.executors.torch.weights import Loader
 from foreword.models.spec import DecoderSpec, PerLayerSpec, StreamsSpec
@@ -16,13 +17,15 @@ class PerLayerInputs:
 
     def __init__(self, spec: DecoderSpec, of: PerLayerSpec, load: Loader) -> None:
         self.of = of
-        self.embed, self.project, self.norm = load("per_layer_embed"), load("per_layer_in"), load("per_layer_norm")
+        self.embed, self.norm = load("per_layer_embed"), load("per_layer_norm")
+        self.project = load.linear("", ["per_layer_in"], dtype=load.dtype)
 
-    def __call__(self, x: Tensor, input_ids: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, input_ids: Tensor, loras: ProductChanges | None) -> Tensor:
         """Return the input of each layer, [T, layers, size]."""
         of = self.of
         own = embedding(torch.where(input_ids < of.vocab_size, input_ids, 0), self.embed).unflatten(1, (-1, of.size))
-        of_x = rms_norm(linear(x, self.project).unflatten(1, (-1, of.size)), self.norm.shape, self.norm, of.norm_eps)
+        of_x = self.project(x, loras).unflatten(1, (-1, of.size))
+        of_x = rms_norm(of_x, self.norm.shape, self.norm, of.norm_eps)
         return of.scale * (of_x + of.embedding_scale * own)
 
 

@@ -91,9 +91,10 @@ class Loader:
         biases: Iterable[str] = (),
         split: Split | None = None,
         among: Shard | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Linear:
         """Return the matrices prefix + name as one product. biases: the names that have one. among: the ranks of
-        ``split``, None for all.
+        ``split``, None for all. dtype: that of the matrices, whatever the weight format.
         """
         among = among or self.shards.all
         parts, with_bias = tuple(prefix + name for name in names), {prefix + name for name in biases}
@@ -106,11 +107,12 @@ class Loader:
                 if part in with_bias and (split != "inputs" or among.rank == 0):  # the outputs are added up
                     self._read(self.weights[part + "_bias"], own[None], range(1), rows)
         total = among if split == "inputs" and among.size > 1 else None
-        if self.weight_format != "auto":
+        if self.weight_format != "auto" and dtype is None:
             return Linear(parts, outputs, inputs[0], self._integers(parts, outputs, inputs[0]), bias, total)
         # On CPUs, float32 products of few rows are up to twice as fast with this layout; those of bfloat16 are slower.
-        by_column = self.dtype is torch.float32 and self.device.type == "cpu"
-        weight = self._joined(parts, split=split, among=among, by_column=by_column)
+        dtype = dtype or self.dtype
+        by_column = dtype is torch.float32 and self.device.type == "cpu"
+        weight = self._joined(parts, dtype, split, among, by_column=by_column)
         return Linear(parts, outputs, inputs[0], weight, bias, total)
 
     def stacked(self, prefixes: Sequence[str], names: Sequence[str], *, split: Split) -> Tensor:
