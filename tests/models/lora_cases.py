@@ -44,6 +44,13 @@ CASES = {
     "biases": case("qwen2"),
     "no rotary layers": case("smollm3"),
     "attention of experts": case("mixtral"),
+    "short convolutions": case("lfm2", ("",)),
+    "delta-nets": case("qwen3_5", ("",)),
+    "mamba 2": case("granite-hybrid-dense", ("",)),
+    "mamba 1": case("jamba-dense", ("in_proj", "x_proj", "out_proj")),  # transformers reads the weight of dt_proj
+    "latent attention": case("minicpm3", ("",)),
+    "a shared expert": case("qwen2-moe", ("q_proj", "shared_expert_gate", "up_proj", "down_proj")),
+    "inputs of each layer": case("gemma4", ("",)),
 }
 
 

@@ -1,49 +1,32 @@
 """Random LoRA adapters: as PEFT directories, as GGUF files, and merged into the tensors of a checkpoint."""
 
 import json
+import re
 
 import numpy as np
 
 from foreword.models.quants import Quant
 from models import gguf_writer
-from models.gguf_models import (
-    BLOCK,
-    GPT,
-    INTERLEAVED,
-    architecture_of,
-    gpt_tensors,
-    head_dim_of,
-    interleave,
-    separate,
-    usual,
-)
+from models.gguf_models import architecture_of, gguf_tensors
 from models.tiny import write_safetensors
 
-LINEAR = (
-    *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj"),
-    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "self_attn.g_proj", "attn.Wqkv"),
-    *("self_attn.out_proj", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "mlp.c_fc", "mlp.c_proj"),
-    *("shared_mlp.input_linear", "shared_mlp.output_linear"),
-    *("query_key_value", ".dense", "dense_h_to_4h", "dense_4h_to_h", ".attn.c_attn", ".attn.c_proj"),
-    *("mlp.c_fc_0", "mlp.c_fc_1", ".attention.wqkv", ".attention.wo"),
-    *("mlp.fc1", "mlp.fc2", "mlp.fc_in", "mlp.fc_out", ".attn.out_proj", ".attention.out_proj", ".fc1", ".fc2"),
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj")
+"""The ends of the names of linear layers of attention and of a dense MLP, in most families."""
+NOT_CHANGED = (
+    r"embed|word_emb|\.wte|\.wpe|lm_head|^output\.|conv1d|\.conv\.conv|altup|laurel|(?<!shared_)experts\."
+    r"|block_sparse_moe\.(in|out)put_linear"
 )
+"""Parts of the names of other matrices: of embeddings and logits, convolutions, several streams, and single experts."""
 
 
-SEPARATE = {"internlm2", "bailingmoe"}
-"""The architectures whose files have queries, keys and values apart, of a checkpoint that has them in one tensor."""
-
-
-def linear_modules(shapes, ends=LINEAR):
-    """The attention and dense MLP layers among the tensors of a checkpoint: {module: (outputs, inputs)}."""
-    has_experts = any("block_sparse_moe" in n or "experts" in n for n in shapes)  # then shared_mlp is one, too
+def linear_modules(shapes, ends=("",)):
+    """The linear layers among the tensors of a checkpoint: {module: (outputs, inputs)}. ends: of their names."""
     return {
         name.removesuffix(".weight"): shape
         for name, shape in shapes.items()
-        if name.removesuffix(".weight").endswith(ends)
-        and "expert" not in name
-        and ("linear_attn" not in name or any("linear_attn" in end for end in ends))
-        and not (has_experts and "shared_mlp" in name)
+        if name.endswith(tuple(f"{end}.weight" for end in ends))
+        and len(shape) == 2
+        and re.search(NOT_CHANGED, name) is None
     }
 
 
@@ -53,7 +36,7 @@ def is_turned(shapes, name):
     return cols == 3 * rows and ".c_" in name
 
 
-def random_factors(shapes, rank=4, seed=1, ends=LINEAR):
+def random_factors(shapes, rank=4, seed=1, ends=("",)):
     """{module: (A [rank, in], B [out, rank])}; rank: a number, or a function of the module."""
     rng = np.random.default_rng(seed)
     factors = {}
@@ -95,28 +78,20 @@ def write_peft(folder, factors, **config):
 
 
 def gguf_parts(config, factors, alpha=8.0):
-    """Metadata and tensors of the adapter as llama.cpp converts it."""
-    architecture, config = architecture_of(config), usual(config)
-    head_dim = head_dim_of(config)
-    tensors = {}
+    """Metadata and tensors of the adapter as llama.cpp converts it: the rows of B are those of the weight, the inputs
+    of A its columns.
+    """
+    architecture, tensors = architecture_of(config), {}
     for name, (a, b) in factors.items():
-        if architecture in GPT:
-            turned = b.T if architecture == "gpt2" else b
-            [(stem, b)] = gpt_tensors(usual(config), {f"{name}.weight": turned}).items()
-            for letter, factor in (("a", a), ("b", b)):
+        weight = f"{name}.weight"
+        if name.endswith("linear_attn.out_proj"):
+            [(stem, a)] = gguf_tensors(config, {weight: a}).items()
+            parts = {stem: b}
+        else:
+            parts = gguf_tensors(config, {weight: b.T if architecture == "gpt2" else b})
+        for stem, part in parts.items():
+            for letter, factor in (("a", a), ("b", part)) if stem != "rope_freqs.weight" else ():
                 tensors[f"{stem}.lora_{letter}"] = Quant.F32, factor.shape, gguf_writer.f32(factor).ravel()
-            continue
-        _, _, layer, *rest = name.split(".")
-        if architecture in SEPARATE and rest[-1] in ("wqkv", "query_key_value"):
-            for stem, part in separate(config, layer, b, by_head=rest[-1] == "wqkv").items():
-                for letter, factor in (("a", a), ("b", part)):
-                    tensors[f"{stem}.lora_{letter}"] = Quant.F32, factor.shape, gguf_writer.f32(factor).ravel()
-            continue
-        if architecture in INTERLEAVED and name.endswith(("q_proj", "k_proj")):
-            b = interleave(b, head_dim)
-        for letter, factor in (("a", a), ("b", b)):
-            stem = f"blk.{layer}.{BLOCK['.'.join(rest)]}.weight.lora_{letter}"
-            tensors[stem] = Quant.F32, factor.shape, gguf_writer.f32(factor).ravel()
     metadata = {"general.architecture": ("str", architecture), "general.type": ("str", "adapter"),
                 "adapter.type": ("str", "lora"), "adapter.lora.alpha": ("f32", alpha)}  # fmt: skip
     return metadata, tensors

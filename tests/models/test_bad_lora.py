@@ -210,12 +210,27 @@ def test_a_pattern_needs_the_package_that_reads_it(model, folder, monkeypatch):
     refused(model, folder, "foreword[templates]")
 
 
-def test_recurrent_layers_are_not_changed(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "module", "known"),
+    [
+        ("lfm2", "model.layers.0.conv.conv", "conv.in_proj, conv.out_proj, feed_forward.w1"),
+        (
+            "gemma3n",
+            "model.layers.0.altup.modality_router",
+            "mlp.up_proj, model.per_layer_model_projection, per_layer_input_gate",
+        ),
+        ("qwen3-moe", "model.layers.1.mlp.experts.0.up_proj", "mlp.gate, mlp.gate_proj"),
+    ],
+)
+def test_a_matrix_that_is_not_changed_is_named_with_those_that_are(tmp_path, name, module, known):
+    factors = {module: (np.ones((4, 32), np.float32), np.ones((32, 4), np.float32))}
+    folder = write_peft(tmp_path / "adapter", factors)
+    reason = f"changes {module}, which is not supported for this model (of each layer: "
+    refused(load_model(make(tmp_path, name)), folder, reason, known, "without changes of other weights")
+
+
+def test_a_gguf_adapter_of_another_architecture_is_named(tmp_path):
     hybrid = load_model(make(tmp_path, "qwen3-next"))
-    module = "model.layers.0.linear_attn.out_proj"
-    folder = write_peft(tmp_path / "adapter", random_factors(TINY["qwen3-next"]["shapes"], ends=(module,)))
-    known = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
-    refused(hybrid, folder, module, f"is not supported for this model (of each layer: {known})")
     gguf = gguf_writer.write(
         tmp_path / "adapter.gguf", *gguf_parts(TINY_MODEL["config"], random_factors(TINY_MODEL["shapes"]))
     )

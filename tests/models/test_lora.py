@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +24,8 @@ from models.test_gguf_models import WITH_TRANSFORMERS_LOGITS, as_gguf
 from models.tiny import random_tensors, write_model
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "models" / "lora.json").read_text())
-FAMILIES = sorted(
-    {
-        tiny["config"]["model_type"]: name
-        for name, tiny in TINY.items()
-        if "biased" not in name and linear_modules(tiny["shapes"])
-    }.values()
-)
-"""One tiny model of each family with modules that adapters may change: attention or an MLP."""
+FAMILIES = sorted({tiny["config"]["model_type"]: name for name, tiny in TINY.items() if "biased" not in name}.values())
+"""One tiny model of each family."""
 SCALED = {"falcon_h1"}  # their GGUF files have the multipliers in the weights
 IN_GGUF = [name for name in FAMILIES if TINY[name]["config"]["model_type"] in ARCHITECTURES.keys() - SCALED]
 
@@ -43,9 +38,8 @@ class Rig:
         self.tensors = random_tensors(self.tiny["shapes"])
         self.model = load_model(make(tmp_path, name))
         self.text = self.tiny["token_ids"][:18]
-        # One rounding of each weight changes the logits of recurrent layers by up to 5e-5, those of Llama by 1e-5.
-        # All roundings together change those of Gemma 4 by up to 1.2e-4.
-        self.tolerance = 4e-4 if self.model.spec.state_size else 2e-4
+        # The native executor differs by as much for merged weights: 3e-4 in Gemma 4 and in Jamba.
+        self.tolerance = 1e-3
 
     def read(self, path):
         return read_lora(path, self.model.spec, self.model.family)
@@ -63,6 +57,12 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path):
     return Rig(tmp_path, "llama3")
+
+
+def factors_in_gguf(shapes):
+    """Random changes of the linear layers that adapters in GGUF files may change."""
+    factors = random_factors(shapes)
+    return {name: both for name, both in factors.items() if not name.endswith("kv_b_proj")}
 
 
 def assert_equal(got, want, atol=1e-4):
@@ -86,17 +86,38 @@ def test_an_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_path, 
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_a_gguf_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_path, name, executor):
     rig = Rig(tmp_path, name)
-    factors = random_factors(rig.tiny["shapes"])
+    factors = factors_in_gguf(rig.tiny["shapes"])
     path = gguf_writer.write(tmp_path / "adapter.gguf", *gguf_parts(rig.tiny["config"], factors, alpha=6.0))
     assert_equal(rig.logits(rig.read(path), executor), rig.merged_logits(factors, 6 / 4), rig.tolerance)
 
 
-def test_an_adapter_for_a_model_of_states_alone_is_refused(tmp_path):
-    rig = Rig(tmp_path, "mamba2")
-    factors = random_factors(rig.tiny["shapes"], ends=("out_proj",))
-    folder = write_peft(tmp_path / "adapter", factors)
-    with pytest.raises(ModelError, match=r"changes \S*out_proj, while the model has no module that adapters change"):
-        rig.read(folder)
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_router_may_be_no_linear_layer_and_other_matrices_of_all_linear_may_not(tmp_path, executor):
+    rig = Rig(tmp_path, "qwen2-moe")
+    factors = random_factors(rig.tiny["shapes"])
+    kept = {name: both for name, both in factors.items() if not name.endswith("mlp.gate")}
+    assert 0 < len(kept) < len(factors)
+    adapter = rig.read(write_peft(tmp_path / "adapter", kept, target_modules="all-linear"))
+    assert_equal(rig.logits(adapter, executor), rig.merged_logits(kept, 2.0), rig.tolerance)
+    del kept["model.layers.1.mlp.shared_expert_gate"]
+    with pytest.raises(ModelError, match=r"name model\.layers\.1\.mlp\.shared_expert_gate, which"):
+        rig.read(write_peft(tmp_path / "adapter", kept, target_modules="all-linear"))
+
+
+OF_CLASSES = {"self_attn.gate_proj": "self_attn.g_proj", "block_sparse_moe.gate": "mlp.router"}
+"""Names in checkpoints of LFM3 and of Phi-3.5 with experts → those of the classes of transformers."""
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm3", "phimoe"])
+def test_modules_may_have_the_names_of_a_model_with_encoders_and_those_of_its_classes(tmp_path, name):
+    rig = Rig(tmp_path, name)
+    factors = random_factors(rig.tiny["shapes"])
+    named = {module.replace("model.", "model.language_model.", 1): both for module, both in factors.items()}
+    for own, other in OF_CLASSES.items():
+        named = {module.replace(own, other): both for module, both in named.items()}
+    targets = sorted({module.rpartition(".")[2] for module in named})
+    adapter = rig.read(write_peft(tmp_path / "adapter", named, target_modules=targets))
+    assert_equal(rig.logits(adapter), rig.merged_logits(factors, 2.0), rig.tolerance)
 
 
 def test_models_that_have_multipliers_in_their_weights_refuse_adapters(tmp_path):
@@ -123,34 +144,57 @@ def test_a_directory_of_falcon_h1_whose_multipliers_are_all_1_takes_adapters(tmp
     assert model_of(model, KINDS["numpy"], KINDS["numpy"].read_options({})).read_lora(folder).pairs
 
 
-@pytest.mark.parametrize("name", ["llama-yarn", "smollm3", "qwen3", "phi3"])
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama-yarn", "smollm3", "qwen3", "phi3", "qwen3_5", "lfm2", "granite-hybrid", "jamba"),
+        *("nemotron-h-latent", "mamba2", "deepseek-v2", "gemma4", "gemma4-moe"),
+    ],
+)
 def test_a_gguf_model_takes_adapters_of_both_kinds(tmp_path, name):
     rig = Rig(tmp_path, name)
-    config, factors = rig.tiny["config"], random_factors(rig.tiny["shapes"])
+    config, factors = rig.tiny["config"], factors_in_gguf(rig.tiny["shapes"])
     model = load_model(as_gguf(tmp_path, name, *WITH_TRANSFORMERS_LOGITS[name]))
     want = rig.merged_logits(factors, 2.0)
     for path in (
         write_peft(tmp_path / "adapter", factors),
         gguf_writer.write(tmp_path / "adapter.gguf", *gguf_parts(config, factors)),
     ):
-        assert_equal(rig.logits(read_lora(path, model.spec, model.family), model=model), want)
+        assert_equal(rig.logits(read_lora(path, model.spec, model.family), model=model), want, rig.tolerance)
 
 
-@pytest.mark.one_in(2)
+def test_a_gguf_adapter_does_not_change_the_matrices_of_heads_of_latent_attention(tmp_path):
+    rig = Rig(tmp_path, "deepseek-v2")
+    factors = random_factors(rig.tiny["shapes"], ends=("kv_b_proj",))
+    path = gguf_writer.write(tmp_path / "adapter.gguf", *gguf_parts(rig.tiny["config"] | {"old_file": True}, factors))
+    with pytest.raises(ModelError, match=r"changes blk\.0\.attn_kv_b, which is not supported for this model"):
+        rig.read(path)
+
+
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_texts_with_other_adapters_and_without_share_steps(rig, executor):
+@pytest.mark.parametrize(
+    "name",
+    ["llama3", "qwen3_5", "qwen3-next", "lfm2", "granite-hybrid", "jamba", "mamba", "minicpm3", "qwen2-moe", "gemma4"],
+)
+def test_texts_with_other_adapters_and_without_share_steps(tmp_path, name, executor):
+    """Each adapter has another rank, and changes other kinds of linear layers."""
+    rig = Rig(tmp_path, name)
     shapes, adapters, want = rig.tiny["shapes"], [None], [rig.logits(None)]
-    for seed, (rank, ends) in enumerate([(1, ("q_proj",)), (3, ("v_proj", "down_proj")), (MAX_RANK, ("gate_proj",)),
-                                         (17, ("o_proj", "up_proj")), (8, ("k_proj", "q_proj"))]):  # fmt: skip
-        factors = random_factors(shapes, rank, seed, ends)
-        adapters.append(rig.read(write_peft(rig.path / str(seed), factors, r=rank, lora_alpha=rank)))
+    kinds = sorted({re.sub(r".*\.\d+\.", ".", module) for module in linear_modules(shapes)})
+    for seed, (rank, ends) in enumerate([(1, kinds[:1]), (3, kinds[::2]), (MAX_RANK, kinds[1:2]), (17, kinds[::-3]),
+                                         (8, kinds)]):  # fmt: skip
+        factors = random_factors(shapes, rank, seed, tuple(ends))
+        folder = write_peft(rig.path / str(seed), factors, r=rank, lora_alpha=rank, target_modules=list(factors))
+        adapters.append(rig.read(folder))
         want.append(rig.merged_logits(factors, 1.0))
     order = [3, 0, 1, 5, 0, 2, 4, 1, 3]
     texts, loras = [rig.text] * len(order), [adapters[i] for i in order]
     for sizes in ([18], [5, 1], [1, 2, 7]):
         got = all_logits(rig.model, texts, in_chunks(texts, sizes), executor, block_size=4, loras=loras)
         for i, logits in zip(order, got, strict=True):
-            assert_equal(logits, want[i])
+            assert_equal(logits, want[i], rig.tolerance)
 
 
 def test_rank_and_alpha_patterns_and_rank_stabilised_scales(rig):
@@ -206,5 +250,5 @@ def test_logits_equal_those_of_peft(tmp_path, name, executor):
     adapter = rig.read(write_case(tmp_path / "adapter", case))
     for sizes in ([len(text)], [5, 1]):
         [logits] = all_logits(rig.model, [text], in_chunks([text], sizes), executor, block_size=4, loras=[adapter])
-        assert_equal(logits[-len(want) :], want)
+        assert_equal(logits[-len(want) :], want, rig.tolerance)
     assert np.abs(want - rig.tiny["last_logits"]).max() > 0.1

@@ -108,5 +108,6 @@ FAMILIES = {
                 for name, part in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
             },
         },
+        renamed={".mlp.router.": ".block_sparse_moe.gate."},
     ),
 }

@@ -12,14 +12,22 @@ import numpy as np
 from foreword.errors import ModelError
 from foreword.models.families.base import Rows
 from foreword.models.naming import reorder_rows, select_rows, source_of
+from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec, weight_names
-from foreword.models.weights import Tensor
+from foreword.models.weights import Tensor, float_tensor
 
 FileStates = tuple[str, ...]
 """`foreword.models.files.identity_of` each file."""
 
 MAX_RANK = 64
-_TARGET = re.compile(r"layers\.\d+\.(q|k|v|q_a|kv_a|attn_gate|o|gate|up|down)")
+_TARGET = re.compile(
+    r"per_layer_in|layers\.\d+\.("
+    r"q|k|v|q_a|kv_a|k_b|v_b|attn_gate|o|"
+    r"state\.(q|k|v|z|dt|beta|dt_low|o)|"
+    r"(shared\.)?(gate|up|down)|router|shared_gate|latent_in|latent_out|"
+    r"per_layer_gate|per_layer_out)"
+)
+"""The canonical names of linear layers, but for those of single experts, of several streams, and of logits."""
 _OF_THIS_MODEL = "Use an adapter that was made for this model"
 
 
@@ -45,13 +53,32 @@ class LoraAdapter:
     content: bytes = b""
 
 
-def in_order(adapter: LoraAdapter, spec: DecoderSpec, *, is_interleaved: bool) -> LoraAdapter:
+def in_order(adapter: LoraAdapter, spec: DecoderSpec, *, is_interleaved: bool, is_tiled: bool) -> LoraAdapter:
     """Return the adapter of a file in a spec's order of rows. is_interleaved: the rows of queries and keys are in
-    interleaved rotary order in the file.
+    interleaved rotary order in the file. is_tiled: the value heads of states are in the order of
+    `RecurrentSpec.tiled` there.
     """
+    inputs = {name: pair.a for name, pair in adapter.pairs.items()}
     outputs = {name: pair.b for name, pair in adapter.pairs.items()}
     reorder_rows(outputs, spec, is_interleaved)
-    return replace(adapter, pairs={name: replace(pair, b=outputs[name]) for name, pair in adapter.pairs.items()})
+    for i, layer in enumerate(spec.layers):
+        if layer.recurrent is not None and layer.recurrent.tiled != is_tiled:
+            _reorder_heads(inputs, outputs, layer.recurrent, f"layers.{i}.state.")
+    pairs = {name: replace(pair, a=inputs[name], b=outputs[name]) for name, pair in adapter.pairs.items()}
+    return replace(adapter, pairs=pairs)
+
+
+def _reorder_heads(inputs: dict[str, Tensor], outputs: dict[str, Tensor], spec: RecurrentSpec, prefix: str) -> None:
+    """Bring the value heads of a state to the other one of the two orders, see `RecurrentSpec.tiled`."""
+    per_key = spec.num_heads // spec.num_key_heads
+    of_file = (spec.num_key_heads, per_key) if spec.tiled else (per_key, spec.num_key_heads)
+    heads = np.arange(spec.num_heads).reshape(of_file).T.ravel()  # the place of each head of the spec in the file
+    values = (heads[:, None] * spec.value_dim + np.arange(spec.value_dim)).ravel()
+    for part, order in (("v", values), ("z", values), ("dt", heads), ("beta", heads)):
+        if (b := outputs.get(name := prefix + part)) is not None:
+            outputs[name] = Tensor(b.data[order], b.quant, b.shape)
+    if (a := inputs.get(name := prefix + "o")) is not None:
+        inputs[name] = float_tensor(a.dequantize()[:, values])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +89,14 @@ class Module:
     num_inputs: int
     parts: tuple[tuple[str, Rows], ...]
 
+    @property
+    def is_router(self) -> bool:
+        """Return whether it chooses experts. A router is not a linear layer in some versions of transformers."""
+        return self.parts[0][0].endswith(".router")
+
 
 def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows], parts_of_layer: int) -> dict[str, Module]:
-    """Return the linear layers that an adapter may change, by name: attention and dense MLP.
+    """Return the linear layers that an adapter may change, by name.
 
     names: canonical weight → tensor of a file, or rows of one. parts_of_layer: see `Family`.
     """
@@ -123,9 +155,6 @@ def factors_of(
 
 def unknown_module(path: Path, name: str, modules: Mapping[str, Module]) -> ModelError:
     """Return the error for a tensor of a module that is not among ``modules``."""
-    known = ", ".join(sorted({known.rpartition(".")[2] for known in modules}))
+    known = ", ".join(sorted({re.sub(r".*\.\d+\.", "", known) for known in modules}))
     reason = f"changes {name:.120}, which is not supported for this model (of each layer: {known})"
-    if not modules:
-        reason = f"changes {name:.120}, while the model has no module that adapters change: no attention and no MLP"
-        return ModelError(f"{path}: {reason}. Use the model without adapters, or one with the changes in its weights")
     return ModelError(f"{path}: {reason}. {_OF_THIS_MODEL}, without changes of other weights")

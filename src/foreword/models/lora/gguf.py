@@ -13,6 +13,8 @@ from foreword.models.lora.adapter import LoraAdapter, LoraPair, factors_of, in_o
 from foreword.models.spec import DecoderSpec
 
 _TENSOR = re.compile(r"(.+)\.weight\.lora_([ab])")
+_OF_HEADS = ("attn_k_b", "attn_v_b")
+"""The ends of the names of matrices whose changes llama.cpp does not apply."""
 _CONVERT_AGAIN = "Convert the adapter again"
 
 
@@ -35,7 +37,8 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
     family = GGUF_FAMILIES[architecture]
     alpha = gguf.get("adapter.lora.alpha", float, 0.0)
     modules = modules_of(spec, family.names_in_gguf(spec), family.parts_of_layer)
+    modules = {name: module for name, module in modules.items() if not name.endswith(_OF_HEADS)}
     pairs: dict[str, LoraPair] = {}
     for name, (a, b) in factors_of(path, gguf.tensors, _TENSOR, modules, _CONVERT_AGAIN).items():
         pairs |= pairs_of(path, name, modules[name], a, b, alpha / a.shape[0] if alpha else 1.0)
-    return in_order(LoraAdapter(path, pairs), spec, is_interleaved=family.gguf_interleaved)
+    return in_order(LoraAdapter(path, pairs), spec, is_interleaved=family.gguf_interleaved, is_tiled=family.gguf_tiled)

@@ -15,6 +15,9 @@ from foreword.models.lora.gguf import read_gguf_lora
 from foreword.models.lora.peft import CONFIG, WEIGHTS, read_peft
 from foreword.models.spec import DecoderSpec
 
+_OF_TEXT = {"model.language_model.": "model."}
+"""Part of the names of linear layers in a model with encoders → what it is in its decoder."""
+
 
 def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapter:
     """Return the adapter at a path, checked and wholly in memory. spec, family: of the model that it changes.
@@ -30,8 +33,8 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapte
             reason = f"the weights of this {spec.architecture} have its multipliers, those of an adapter not"
             raise ModelError(f"{path}: {reason}. Use the model's own checkpoint of safetensors")
         names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
-        adapter = read_peft(path, modules_of(spec, names, family.parts_of_layer))
-        return in_order(adapter, spec, is_interleaved=family.interleaved)
+        adapter = read_peft(path, modules_of(spec, names, family.parts_of_layer), {**_OF_TEXT, **family.renamed})
+        return in_order(adapter, spec, is_interleaved=family.interleaved, is_tiled=False)
 
     return _read_unchanged(Path(path), read)
 

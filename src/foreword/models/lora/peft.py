@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from foreword.errors import ModelError
 from foreword.installation import install
@@ -31,18 +32,23 @@ _LAYER = re.compile(r".*\.[^.]*\.(\d+)\.")
 _PATTERN_SECONDS = 0.1
 
 
-def read_peft(folder: Path, modules: Mapping[str, Module]) -> LoraAdapter:
-    """Return the adapter of a directory, for a model with these linear layers by their names in it. Raise ModelError if
-    a file is missing or damaged, if the adapter is of another model, or needs what is not supported.
+def read_peft(
+    folder: Path, modules: Mapping[str, Module], renamed: Mapping[str, str] = MappingProxyType({})
+) -> LoraAdapter:
+    """Return the adapter of a directory, for a model with these linear layers by their names in it. renamed: parts of
+    other names that these may have, with what they are in ``modules``. Raise ModelError if a file is missing or
+    damaged, if the adapter is of another model, or needs what is not supported.
     """
     config = read_config(folder / CONFIG)
     _check_supported(config)
     if not (folder / WEIGHTS).exists():
         raise ModelError(f"{folder}: has no {WEIGHTS}. Save the adapter with safetensors")
     path, tensors = folder / WEIGHTS, read_safetensors(folder / WEIGHTS)
+    modules = _as_named(modules, tensors, renamed)
     found = factors_of(path, tensors, _TENSOR, modules, _SAVE_AGAIN)
     targets = _targets(config, modules)
-    if missing := sorted(targets - found.keys()):
+    required = {name for name in targets if not (modules[name].is_router and config.values["target_modules"] == _ALL)}
+    if missing := sorted(required - found.keys()):
         raise config.error(f"target_modules name {missing[0]}, which {WEIGHTS} does not have", _SAVE_AGAIN)
     if extra := sorted(found.keys() - targets):
         raise config.error(f"target_modules do not name {extra[0]}, which {WEIGHTS} has", _SAVE_AGAIN)
@@ -58,6 +64,21 @@ def read_peft(folder: Path, modules: Mapping[str, Module]) -> LoraAdapter:
     return LoraAdapter(folder, pairs)
 
 
+def _as_named(
+    modules: Mapping[str, Module], tensors: Iterable[str], renamed: Mapping[str, str]
+) -> Mapping[str, Module]:
+    """Return the modules by the names that those have which tensors change."""
+    found = dict(modules)
+    for name in {match[1] for tensor in tensors if (match := _TENSOR.fullmatch(tensor))} - modules.keys():
+        other = f"{name}.weight"
+        for part, own in renamed.items():
+            other = other.replace(part, own)
+        if (module := found.pop(other.removesuffix(".weight"), None)) is not None:
+            found[name] = module
+    return found
+
+
+_ALL = "all-linear"
 _SAVE_AGAIN = "Save the adapter again with PEFT"
 _PLAIN = "Train a plain LoRA adapter, or merge this one into the model"
 
@@ -104,7 +125,7 @@ def _layer(name: str) -> int | None:
 def _matcher(config: Config, key: str) -> Callable[[str], bool]:
     """Return whether a module is one of a list, by the end of its name, or matches a pattern."""
     given = config.values.get(key)
-    if key == "target_modules" and given == "all-linear":
+    if key == "target_modules" and given == _ALL:
         return lambda name: True
     if isinstance(given, str):
         return lambda name: _matches(config, key, given, name)
