@@ -15,7 +15,7 @@ What is compared:
   and that the token is the most likely one, within a tolerance;
 - in other formats: every token with that of the same format for each request alone, and the median difference of the
   log-probabilities from transformers' within a tolerance for the format, or for models that are more sensitive;
-- with an adapter: the log-probabilities with those of a checkpoint with merged weights, as in float32;
+- with an adapter of all linear layers: as in float32 and other formats, with a checkpoint with merged weights;
 - from quantised checkpoints: the median difference from transformers' with the same weights as floats;
 - from GGUF files that the package `gguf` writes, in float32 and in its Q8_0 and F16: as above. Keys that such files
   cannot express have the values of `models.gguf_models.EXPRESSIBLE`.
@@ -55,7 +55,7 @@ from foreword.errors import ConfigError, ModelError  # noqa: E402
 from foreword.models.loader import load_model  # noqa: E402
 from models import gguf_models  # noqa: E402
 from models import quantized_checkpoints as stored  # noqa: E402
-from models.lora_files import is_turned, linear_modules, merged, random_factors, write_peft  # noqa: E402
+from models.lora_files import is_turned, merged, random_factors, write_peft  # noqa: E402
 from models.recorded import TINY  # noqa: E402
 from models.tiny import random_tensors, write_model  # noqa: E402
 
@@ -109,6 +109,7 @@ columns are multiples, otherwise it has floats.
 """
 GGUF_FILES = {"gguf": None, "gguf Q8_0": gguf.GGMLQuantizationType.Q8_0}
 COLUMNS = (*FLOATS, "device", *FORMATS, "drafts", "adapter", *QUANTISED, *GGUF_FILES)
+DRAFTS: Mapping[str, Any] = {"speculation": "ngram", "speculation_min_match": 1}
 TOLERANCE = 2e-3
 """The largest difference of log-probabilities in float32."""
 MOST_BLOCKS, BLOCK_SIZE = 90, 4
@@ -300,12 +301,26 @@ def checked_quantised(column: str, name: str, tiny: Tiny, place: Path) -> None:
 
 def checked_adapter(name: str, tiny: Tiny, rig: Rig) -> None:
     """Serve the model with an adapter and compare. Raise ConfigError or ModelError for what is refused."""
-    factors = random_factors(tiny["shapes"], ends=tuple(linear_modules(tiny["shapes"])))
+    factors = random_factors(tiny["shapes"])
     adapter = write_peft(rig.path.with_name("adapter"), factors, target_modules="all-linear")
     weights = merged(random_tensors(tiny["shapes"]), factors, 8 / 4)
     oracle = oracle_of(write_model(rig.path.with_name("merged"), tiny["config"], weights), name)
     for executor in FLOATS:
-        compare(rig.serve(executor, FLOATS[executor], adapter=adapter), oracle)
+        for settings in ({}, DRAFTS):
+            compare(rig.serve(executor, FLOATS[executor], adapter=adapter, **settings), oracle)
+    for column in FORMATS:
+        checked_format(column, rig, oracle, adapter=adapter)
+
+
+def checked_format(column: str, rig: Rig, oracle: transformers.PreTrainedModel, **settings: Any) -> None:
+    """Serve the model natively in a format and compare."""
+    options, tolerance = FORMATS[column]
+    options = {"kv_format": "bf16", **options}
+    outputs = rig.serve("native", options, **settings)
+    alone, _ = rig.run("native", options, MOST_BLOCKS, max_num_seqs=1, prefix_caching=False, **settings)
+    same_tokens(outputs, alone)
+    quants = gguf.GGMLQuantizationType
+    compare_in_the_median(outputs, oracle, tolerance, quants.Q4_0 if column == "q4" else quants.Q8_0)
 
 
 def checked(column: str, rig: Rig) -> None:
@@ -317,17 +332,10 @@ def checked(column: str, rig: Rig) -> None:
         options = {"dtype": "fp32", "device": "cpu", "check": "off"}
         compare(rig.run("device", options, MOST_BLOCKS, is_short=True)[0], oracle)
     elif column in FORMATS:
-        options, tolerance = FORMATS[column]
-        outputs = rig.serve("native", {"kv_format": "bf16", **options})
-        alone, _ = rig.run(
-            "native", {"kv_format": "bf16", **options}, MOST_BLOCKS, max_num_seqs=1, prefix_caching=False
-        )
-        same_tokens(outputs, alone)
-        quants = gguf.GGMLQuantizationType
-        compare_in_the_median(outputs, oracle, tolerance, quants.Q4_0 if column == "q4" else quants.Q8_0)
+        checked_format(column, rig, oracle)
     else:
         for executor in FLOATS:
-            compare(rig.serve(executor, FLOATS[executor], speculation="ngram", speculation_min_match=1), oracle)
+            compare(rig.serve(executor, FLOATS[executor], **DRAFTS), oracle)
 
 
 class Rig:
