@@ -230,7 +230,7 @@ def oracle_of(folder: Path, name: str) -> transformers.PreTrainedModel:
         with safe_open(Path(place) / "model.safetensors", "np") as file:
             shapes = {key: list(file.get_slice(key).get_shape()) for key in sorted(file.keys())}
         with safe_open(folder / "model.safetensors", "np") as file:
-            tensors = {key: file.get_tensor(key) for key in file}
+            tensors = {key: file.get_tensor(key) for key in sorted(file.keys())}
         other = write_model(Path(place) / "other", config.to_dict(), same.as_other(shapes, tensors))
         return transformers.AutoModelForCausalLM.from_pretrained(other, **options).eval()
 
