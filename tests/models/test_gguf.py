@@ -50,13 +50,22 @@ def read_or_model_error(tmp_path, data):
             assert tensor.dequantize().shape == tensor.shape
 
 
+@pytest.mark.parametrize("texts", [[], [""], ["", ""], ["a\0b", "", "\xff", "日本", "\U0010ffff"]])
+def test_the_strings_of_an_array_are_those_of_the_file(tmp_path, texts):
+    found = read(tmp_path, gguf_writer.assemble({"texts": ("[str]", texts)}, {})[0]).metadata["texts"]
+    assert (list(found), found.tolist(), len(found), repr(found)) == (texts, texts, len(texts), repr(texts))
+    assert bool(found) == bool(texts)
+    assert all(text in found for text in texts)
+    assert "absent" not in found
+
+
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("alignment", [32, 64])
 def test_everything_written_is_read(tmp_path, version, alignment):
     metadata = {**METADATA, "general.alignment": ("u32", alignment)}
     gguf = read(tmp_path, gguf_writer.assemble(metadata, TENSORS, version, alignment)[0])
     assert gguf.version == version
-    assert gguf.metadata["tokenizer.ggml.tokens"] == METADATA["tokenizer.ggml.tokens"][1]
+    assert gguf.metadata["tokenizer.ggml.tokens"].tolist() == METADATA["tokenizer.ggml.tokens"][1]
     assert gguf.metadata["flags"].tolist() == [True, False]
     assert gguf.metadata["wide"] == -(2**40)
     assert gguf.get("flag", bool) is True

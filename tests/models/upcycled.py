@@ -5,7 +5,7 @@ Dense and upcycled model are GGUF files of the first layers, so that they are sm
 
 import numpy as np
 
-from foreword.models.gguf import read_gguf
+from foreword.models.gguf import Strings, read_gguf
 from foreword.models.quants import Quant
 from models import gguf_writer
 
@@ -23,7 +23,7 @@ def with_kind(value):
             return "u32", value
         case float():
             return "f32", value
-        case list():
+        case Strings():
             return "[str]", value
     return f"[{KINDS[value.dtype.str[1:]]}]", value.tolist()
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from foreword.errors import ModelError
 from foreword.models.files import T, typed_value
-from foreword.models.gguf import GGUF
+from foreword.models.gguf import GGUF, Strings
 from foreword.models.keys import ONLY_IN_GGUF, WITHOUT_EFFECT, Keys
 from foreword.models.text_files import read_object
 
@@ -250,7 +250,7 @@ def _first(value: object) -> object:
 
 def _plain(value: object) -> object:
     """Return an array as a list, anything else as it is."""
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    return value.tolist() if isinstance(value, np.ndarray | Strings) else value
 
 
 def _rope_scaling(gguf: GGUF, prefix: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ raises `ModelError` with the file, the byte offset, the field and the fix; no re
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -27,13 +27,44 @@ from foreword.models.files import FETCH_AGAIN, FileRows, ModelFile, T, check_ove
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
+
+class Strings(Collection[str]):
+    """The strings of an array in one piece of memory. Each is an object of Python only while it is read: those of a
+    vocabulary would leave gaps in Python's memory, between objects that stay, when they are freed.
+    """
+
+    __slots__ = ("_count", "_joined")
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        """Raise UnicodeDecodeError for a text that is not UTF-8."""
+        b"\0".join(texts).decode()
+        self._count, self._joined = len(texts), _BETWEEN.join(texts)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return map(bytes.decode, self._joined.split(_BETWEEN) if self._count else ())
+
+    def __contains__(self, text: object) -> bool:
+        return any(text == own for own in self)
+
+    def __repr__(self) -> str:
+        return repr(self.tolist())
+
+    def tolist(self) -> list[str]:
+        """Return the strings as NumPy's arrays return their numbers."""
+        return list(self)
+
+
 Scalar = int | float | bool | str
-Value = Scalar | list[str] | npt.NDArray[np.generic]
+Value = Scalar | Strings | npt.NDArray[np.generic]
 
 FIRST_READ = 1 << 22
 """Bytes of a file that are read before its sizes are known. Most headers are smaller."""
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
+_BETWEEN = b"\xff"  # is in no UTF-8
 _DTYPES: dict[int, np.dtype[np.generic]] = {
     number: np.dtype(name)
     for number, name in enumerate(("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "u1", "", "", "<u8", "<i8", "<f8"))
@@ -82,7 +113,7 @@ def read_gguf(path: str | Path) -> GGUF:
     metadata: dict[str, Value] = {}
     for i in range(num_metadata):
         at.field = f"metadata {i} of {num_metadata}"
-        at.field = key = at.strings(1)[0]
+        at.field = key = at.string()
         if key in metadata:
             at.fail("the key occurs twice")
         metadata[key] = at.value()
@@ -105,7 +136,7 @@ def read_gguf(path: str | Path) -> GGUF:
 def _tensor_infos(at: _Cursor, num_tensors: int, alignment: int) -> Iterator[tuple[str, Quant, tuple[int, ...], int]]:
     for i in range(num_tensors):
         at.field = f"tensor {i} of {num_tensors}"
-        name = at.strings(1)[0]
+        name = at.string()
         at.field = f"tensor {name}"
         num_dims = at.u32()
         if not 1 <= num_dims <= 4:
@@ -164,7 +195,7 @@ class _Cursor:
     def value(self) -> Value:
         kind = self.u32()
         if kind == _STRING:
-            return self.strings(1)[0]
+            return self.string()
         if kind != _ARRAY:
             number: Scalar = self._numbers(kind, 1)[0].item()
             return number
@@ -182,7 +213,11 @@ class _Cursor:
             self.fail("a boolean is neither 0 nor 1")
         return values.astype(np.bool_)
 
-    def strings(self, count: int) -> list[str]:
+    def string(self) -> str:
+        (text,) = self.strings(1)
+        return text
+
+    def strings(self, count: int) -> Strings:
         """Return ``count`` strings. Most of a header is its vocabulary, so this loop is written for speed."""
         data, offset, unpack, texts = self.data, self.offset, _U64.unpack_from, []
         try:
@@ -199,7 +234,7 @@ class _Cursor:
             return self.strings(count)
         self.offset = offset
         try:
-            return [text.decode() for text in texts]
+            return Strings(texts)
         except UnicodeDecodeError as error:
             self.fail(f"a string is not UTF-8 ({error.reason})")
 

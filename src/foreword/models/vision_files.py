@@ -23,7 +23,7 @@ from foreword.models.families.vision_base import (
     qkv_rows,
 )
 from foreword.models.files import FileRows, ModelFile
-from foreword.models.gguf import GGUF, read_gguf
+from foreword.models.gguf import GGUF, Strings, read_gguf
 from foreword.models.gguf_names import folders_of_mmproj, is_mmproj, mmproj_of
 from foreword.models.keys import Keys
 from foreword.models.naming import vision_weights
@@ -261,7 +261,7 @@ def _check_width(path: Path, tensors: Mapping[str, Tensor], spec: VisionSpec, fa
 
 
 def _list(value: object) -> object:
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    return value.tolist() if isinstance(value, np.ndarray | Strings) else value
 
 
 def _spec(family: VisionFamily, given: VisionConfigs) -> VisionSpec:
