@@ -1,5 +1,6 @@
 #include "kernels/memory.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -15,7 +16,10 @@
 namespace foreword::kernels {
 namespace {
 
-constexpr size_t kChunkBytes = FW_MAPPED ? size_t(16) << 20 : 0;
+// The first chunk is small, since of weights in files only vectors are in an arena; each other is as large as those
+// before it together.
+constexpr size_t kLeastChunk = FW_MAPPED ? size_t(1) << 20 : 0, kMostChunk = 16 * kLeastChunk;
+constexpr size_t kPage = size_t(1) << 16;  // a multiple of the size of pages on every processor
 constexpr size_t kHugePage = size_t(2) << 20;
 
 }  // namespace
@@ -50,10 +54,19 @@ void Mapping::use_small_pages() const {
 #endif
 }
 
+void Mapping::release_after(size_t bytes) const {
+#if defined(__linux__) && FW_MAPPED
+  const size_t begin = (bytes + kPage - 1) / kPage * kPage;
+  if (begin < bytes_) madvise(data_ + begin, bytes_ - begin, MADV_DONTNEED);
+#else
+  (void)bytes;
+#endif
+}
+
 uint8_t *Arena::allocate(size_t bytes) {
   bytes = (bytes + 63) / 64 * 64;
   if (bytes > left_) {
-    const size_t chunk = bytes > kChunkBytes ? bytes : kChunkBytes;
+    const size_t chunk = std::max(bytes, std::clamp(used_, kLeastChunk, kMostChunk));
     chunks_.emplace_back(chunk);
     left_ = chunk;
     next_ = chunks_.back().data();

@@ -35,6 +35,8 @@ class Mapping {
 
   // The smallest pages, so that threads of several teams can each be the first to touch those that they use.
   void use_small_pages() const;
+  // Gives the pages after the first `bytes` back to the system, where that leaves zeros.
+  void release_after(size_t bytes) const;
 
  private:
   uint8_t *data_ = nullptr;
@@ -53,22 +55,35 @@ class Arena {
   uint8_t *next_ = nullptr;
 };
 
-// A zeroed array that only grows. Growing discards the contents; if it fails, the array is as before.
+// A zeroed array whose addresses only grow. Growing discards the contents; if it fails, the array is as before. When
+// many calls in turn reserve less than half of what is in use, such as the steps after those of a long prompt, the rest
+// becomes zeros and takes no memory.
 template <class T>
 class Buffer {
  public:
   T *reserve(size_t count) {
     if (count > count_) {
       memory_ = Mapping(product(count, sizeof(T)));
-      count_ = count;
+      count_ = in_use_ = count;
+    }
+    if (count > in_use_ / 2) {
+      in_use_ = count > in_use_ ? count : in_use_;
+      small_calls_ = 0;
+    } else if (++small_calls_ == kSmallCalls) {
+      memory_.release_after(count * sizeof(T));
+      in_use_ = count;
+      small_calls_ = 0;
     }
     return data();
   }
   T *data() const { return reinterpret_cast<T *>(memory_.data()); }
 
  private:
+  static constexpr int kSmallCalls = 64;  // the first use of memory takes less than a hundredth of so many steps
+
   Mapping memory_;
-  size_t count_ = 0;
+  size_t count_ = 0, in_use_ = 0;
+  int small_calls_ = 0;
 };
 
 // Row buffers are padded to this many floats: whole panels and whole blocks of every instruction set.
@@ -80,7 +95,9 @@ class FloatRows {
  public:
   explicit FloatRows(int width) : stride_(padded_row(width)) {}
 
-  void reserve(int64_t rows) { buffer_.reserve(size_t(rows) * size_t(stride_)); }
+  void reserve(int64_t rows) { reserve_floats(size_t(rows) * size_t(stride_)); }
+  // For rows of other widths, at `data`.
+  void reserve_floats(size_t count) { buffer_.reserve(count); }
   float *row(int64_t index) const { return buffer_.data() + index * stride_; }
   float *data() const { return buffer_.data(); }
   int stride() const { return stride_; }

@@ -137,6 +137,27 @@ def test_preallocation_provides_the_whole_pool_and_changes_no_number(block_size)
     assert out == "equal\n"
 
 
+@linux
+def test_memory_of_a_long_prompt_returns_to_the_system_after_many_small_steps_and_no_number_changes():
+    out = in_process("""
+        from dataclasses import replace
+
+        def resident():
+            return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+        wide = replace(SPEC, intermediate_size=8192)
+        driver = Driver(wide, random_weights(wide))
+        (first,) = driver.run_alone("a", TOKENS[:1100], [1000])
+        before = resident()
+        steps = [driver.step({"a": 1})["a"] for _ in range(70)]
+        assert before - resident() > 10e6, (before, resident())
+        again, *more = driver.run_alone("b", TOKENS[:1100], [1000, *[1] * 70])
+        assert np.array_equal(first, again) and np.array_equal(steps, more)
+        print("equal")
+    """)
+    assert out == "equal\n"
+
+
 def test_preallocation_is_on_or_off():
     with pytest.raises(ConfigError, match="preallocate_kv='yes': expected True or False"):
         Driver(SPEC, WEIGHTS, preallocate_kv="yes")

@@ -14,12 +14,12 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
       shapes_(windows_.size()),
       plans_(windows_.size()),
       next_tasks_(context.model.layers.size() * size_t(context.pool.num_teams())),
-      scratch_(size_t(context.pool.size())),
-      qkv_(context.model.qkv_stride(false)) {
+      scratch_(size_t(context.pool.size())) {
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.has_attention()) continue;
     windows_[size_t(layer.group)] = {layer.sliding_window, layer.chunked};
     shapes_[size_t(layer.group)] = layer.heads;
+    has_whole_ = has_whole_ || is_whole(layer);
     layer.o.add_kinds(kinds_);
   }
   for (const HeadShape &shape : ctx_.model.heads) {
@@ -50,7 +50,7 @@ void AttentionStage::reserve() {
     num_partials = std::max(num_partials, plan.num_partials * plan.num_kv_heads);
   }
   for (std::atomic<int> &next : next_tasks_) next.store(0, std::memory_order_relaxed);
-  qkv_.reserve(in.num_tokens);
+  ctx_.first.reserve(ctx_.part_tokens(has_whole_));
   for (size_t i = 0; i < rows_.size(); ++i) {
     rows_[i].queries.reserve(in.num_tokens);
     if (rows_[i].is_padded) rows_[i].own_out.reserve(in.num_tokens);
@@ -64,15 +64,13 @@ void AttentionStage::reserve() {
 
 void AttentionStage::run(int thread, int layer_index) {
   const Layer &layer = ctx_.model.layers[size_t(layer_index)];
-  // In these layers the rows of all tokens are read together.
-  const bool is_whole = layer.beside || layer.parallel_mlp || layer.gated || layer.latent;
-  for (int i = 0, parts = ctx_.num_parts(is_whole); i < parts; ++i) {
+  for (int i = 0, parts = ctx_.num_parts(is_whole(layer)); i < parts; ++i) {
     const Share tokens = ctx_.part(i, parts);
     const ActivationSet in = layer.beside ? ctx_.normed_rows(thread) : ctx_.norm_rows(thread, layer.attn_norm, tokens);
-    ctx_.products.linear(thread, layer.qkv, in, {0, tokens.end - tokens.begin}, qkv_.data(), Store::assign,
+    ctx_.products.linear(thread, layer.qkv, in, {0, tokens.end - tokens.begin}, ctx_.first.data(), Store::assign,
                          i + 1 < parts ? &layer.qkv : &layer.o, ctx_.shrink(thread, {&layer.qkv}, in));
     ctx_.pool.barrier();
-    ctx_.add_input_bias(thread, layer, qkv_.data());
+    ctx_.add_input_bias(thread, layer, ctx_.first.data());
     if (layer.parallel_mlp && layer.mlp_norm) ctx_.norm_rows(thread, layer.mlp_norm, tokens);
     ctx_.clock.finish(thread, Stage::qkv);
 
@@ -81,7 +79,7 @@ void AttentionStage::run(int thread, int layer_index) {
       ctx_.pool.barrier();
     }
     if (layer.latent) {
-      latent_.make_queries(thread, layer, qkv_, ctx_.model.config.query_scale * kLog2E,
+      latent_.make_queries(thread, layer, ctx_.first, ctx_.model.config.query_scale * kLog2E,
                            rows_[size_t(layer.heads)].queries);
       store_latent(thread, layer);
     } else {
@@ -196,7 +194,7 @@ void AttentionStage::store_latent(int thread, const Layer &layer) {
   ctx_.pool.divide(thread, ctx_.pool.team(thread), count, 1, [&](Share part, int) {
     for (int token = part.begin; token < part.end; ++token) {
       if (slots[token] < 0) continue;
-      latent_.key(layer, qkv_.row(token), embedding_.rotary(layer.rope, token), key);
+      latent_.key(layer, ctx_.first.row(token), embedding_.rotary(layer.rope, token), key);
       ctx_.isa.store_kv(kv, slots[token], 0, key, nullptr, scratch);
     }
   });

@@ -33,14 +33,18 @@ class AttentionStage {
     const FloatRows &out() const { return is_padded ? own_out : queries; }
   };
 
+  // Returns whether the rows of all tokens are read together.
+  static bool is_whole(const Layer &layer) {
+    return layer.beside || layer.parallel_mlp || layer.gated || layer.latent;
+  }
   bool makes_rows() const;
-  // Row 0 of qkv_ is that of the first of these tokens.
+  // Row 0 of `ctx_.first` is that of the first of these tokens.
   void make_rows(int thread, const Layer &layer, Share tokens);
   void rotate_and_store(int thread, const Layer &layer, Share tokens);
   void store_latent(int thread, const Layer &layer);
   // The KV heads of this thread's team, whose keys and values it writes and reads.
   Share heads_of(int thread, const HeadShape &shape) const;
-  float *qkv_row(const Layer &layer, int row) const { return qkv_.data() + int64_t(row) * layer.qkv.stride; }
+  float *qkv_row(const Layer &layer, int row) const { return ctx_.first.data() + int64_t(row) * layer.qkv.stride; }
   void attend(int thread, const Layer &layer, std::atomic<int> &next_task);
   void apply_gate(int thread, const Layer &layer);
   AttentionConfig config(const HeadShape &shape, AttentionWindow window, Vector sinks = nullptr) const;
@@ -58,7 +62,7 @@ class AttentionStage {
   std::vector<std::atomic<int>> next_tasks_;  // by layer and team
   std::vector<Scratch> scratch_;              // [num_threads]
   KindSet kinds_{};                           // the kinds of `o_input_`
-  FloatRows qkv_;                             // the first product of a layer, whose rows are as long as its own
+  bool has_whole_ = false;                    // whether there is a layer that `is_whole`
   std::vector<Rows> rows_;                    // by shape of heads
   ProductInput o_input_;
   size_t partial_stride_ = 0;

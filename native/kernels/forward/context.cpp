@@ -19,6 +19,7 @@ PassContext::PassContext(Model &m)
       pool(m.pool),
       x(m.config.hidden_size),
       branch(m.config.hidden_size),
+      first(m.qkv_stride(false)),
       products(m),
       lora_(m),
       norm_out_(size_t(m.pool.size())),

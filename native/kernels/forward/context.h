@@ -48,6 +48,11 @@ class PassContext {
     return is_whole || has_loras() ? 1 : (input.num_tokens + kPartTokens - 1) / kPartTokens;
   }
   Share part(int index, int num_parts) const { return share_of(input.num_tokens, index, num_parts); }
+  // The most tokens of a part.
+  int part_tokens(bool is_whole) const {
+    const int parts = num_parts(is_whole);
+    return (input.num_tokens + parts - 1) / parts;
+  }
 
   // The rows of x after a norm, as input of the products that follow: row 0 is the first of `tokens`.
   ActivationSet norm_rows(int thread, const Norm &norm, Share tokens);
@@ -117,6 +122,7 @@ class PassContext {
   ForwardInput input{};
   FloatRows x;          // residual stream [T, hidden_size]
   FloatRows branch;     // [T, hidden_size], added to x after a norm or a sum
+  FloatRows first;      // outputs of the first product of attention or an MLP, of a part; rows as long as its own
   ProductInput normed;  // rows of x after a norm: the input of qkv, gate, up and router
   Products products;
   StageClock clock;

@@ -8,6 +8,7 @@ MlpStage::MlpStage(PassContext &context) : ctx_(context) {
   for (const Layer &layer : context.model.layers) {
     const Mlp *mlp = layer.moe ? layer.moe->shared.get() : layer.mlp.get();
     if (!mlp) continue;
+    has_whole_ = has_whole_ || layer.moe || layer.parallel_mlp;
     mlp->down.add_kinds(kinds_);
     hidden_stride_ = std::max({hidden_stride_, mlp->up.stride, mlp->both.stride});
     hidden_cols_ = std::max(hidden_cols_, mlp->down.cols);
@@ -15,8 +16,8 @@ MlpStage::MlpStage(PassContext &context) : ctx_(context) {
 }
 
 void MlpStage::reserve() {
-  const int num_tokens = ctx_.input.num_tokens;
-  hidden_.reserve(size_t(num_tokens) * size_t(hidden_stride_));
+  const int num_tokens = ctx_.part_tokens(has_whole_);
+  ctx_.first.reserve_floats(size_t(num_tokens) * size_t(hidden_stride_));
   down_.reserve(num_tokens, hidden_cols_, ctx_.with_loras(kinds_), ctx_.pool.size());
 }
 
@@ -26,16 +27,16 @@ ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet 
   const Share rows{0, count};
   const LoraStep *lora = ctx_.shrink(thread, {&mlp.gate, &mlp.up}, a);
   if (has_cutoff) {
-    ctx_.products.linear(thread, mlp.both, a, rows, hidden_.data(), Store::assign, &mlp.down, lora);
+    ctx_.products.linear(thread, mlp.both, a, rows, ctx_.first.data(), Store::assign, &mlp.down, lora);
     ctx_.pool.barrier();
     cut_gates(thread, mlp, count);
   } else {
-    ctx_.products.gated(thread, mlp, a, rows, hidden_.data(), mlp.down, lora);
+    ctx_.products.gated(thread, mlp, a, rows, ctx_.first.data(), mlp.down, lora);
   }
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::gate_up);
   return ctx_.products.prepare(thread, down_, mlp.down.cols, count, [&](int r) {
-    return ctx_.inner_row(thread, hidden_.data() + r * stride, mlp.inner_norm, mlp.down.cols);
+    return ctx_.inner_row(thread, ctx_.first.data() + r * stride, mlp.inner_norm, mlp.down.cols);
   });
 }
 
@@ -44,7 +45,7 @@ void MlpStage::cut_gates(int thread, const Mlp &mlp, int count) {
   const int size = mlp.down.cols, up = mlp.both.parts[1].offset;
   const Share share = share_of(count, thread, ctx_.pool.size());
   for (int r = share.begin; r < share.end; ++r) {
-    float *gate = hidden_.data() + ptrdiff_t(r) * mlp.both.stride;
+    float *gate = ctx_.first.data() + ptrdiff_t(r) * mlp.both.stride;
     const float mean = ctx_.isa.dot(gate, nullptr, size) / float(size);
     for (int i = 0; i < size; ++i) gate[i] -= mean;
     const float least = mlp.cutoff * std::sqrt(ctx_.isa.dot(gate, gate, size) / float(size));

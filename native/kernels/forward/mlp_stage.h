@@ -23,9 +23,9 @@ class MlpStage {
 
   PassContext &ctx_;
   int hidden_stride_ = 0, hidden_cols_ = 0;  // largest of all layers
-  Buffer<float> hidden_;  // [rows, intermediate_size], as far apart as those of the product
-  ProductInput down_;     // hidden_ as the input of `down`
-  KindSet kinds_{};       // the kinds of `down_`
+  bool has_whole_ = false;                    // whether there is an MLP of all tokens at once
+  ProductInput down_;                         // the rows of `ctx_.first` as the input of `down`
+  KindSet kinds_{};                           // the kinds of `down_`
 };
 
 }  // namespace foreword::kernels
