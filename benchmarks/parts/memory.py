@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +68,8 @@ def run(
 
     Raise EngineError if a process fails.
     """
+    import subprocess  # here: the measured process imports this module, too, and has no use for it
+
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     for pair in formats:
         weight_format, _, kv_format = pair.partition("/")

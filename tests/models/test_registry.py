@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import http.server
-import importlib.metadata
 import io
 import os
 import shutil
@@ -376,15 +375,16 @@ def test_a_model_in_a_cache_that_cannot_be_written_is_verified_at_every_start(in
 
 
 def test_an_installed_package_is_used_without_download(index, monkeypatch, tmp_path):
-    member = tmp_path / "site" / "tinypart0" / "data.bin"
+    site = tmp_path / "site"
+    member, described = site / "tinypart0" / "data.bin", site / "TinyPart0-1.0.dist-info"
     member.parent.mkdir(parents=True)
     member.write_bytes(HALVES[0])
-    installed = SimpleNamespace(version="1.0", locate_file=lambda name: tmp_path / "site" / name)
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: installed)
+    described.mkdir()
+    monkeypatch.syspath_prepend(site)
     one = known(parts=known().parts[:1], size=len(HALVES[0]), sha256=sha(HALVES[0]))
     assert pull(one) == member
     assert index.requests == []
-    installed.version = "2.0"
+    described.rename(site / "tinypart0-2.0.dist-info")
     assert pull(one).is_relative_to(tmp_path / "home")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from hashlib import blake2b
 
 import numpy as np
 
 from foreword.arrays import F32, I32, AnyArray, Bools
 from foreword.batch import PromptInputs
 from foreword.cache.prefix import ExtraKeys
+from foreword.hashes import blake2b
 
 
 def prefix_keys(

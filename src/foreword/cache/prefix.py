@@ -12,12 +12,12 @@ by comparing tokens; hashes only name blocks for a process that mirrors the cach
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from itertools import islice
 
 import numpy as np
 
 from foreword.arrays import I32
+from foreword.hashes import blake2b
 
 ExtraKeys = tuple[Hashable, ...]
 BlockKeys = Mapping[int, ExtraKeys]

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from threading import Lock
 from typing import Literal, Protocol, runtime_checkable
 
@@ -22,6 +21,7 @@ import numpy as np
 
 from foreword.arrays import U8, Bools
 from foreword.errors import ConfigError
+from foreword.hashes import blake2b
 
 NAME_BYTES = 18
 QUEUE_BYTES = 256 << 20

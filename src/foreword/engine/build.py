@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from foreword.executors.host import PagedExecutor
 from foreword.executors.kinds import TRANSFORMERS, ExecutorChoice, installed_kind
 from foreword.executors.options import VisionOptions
 from foreword.executors.pool import PoolSize
+from foreword.hashes import sha256
 from foreword.installation import install
 from foreword.models.loader import LoadedModel, find_model, load_model, with_mmproj
 from foreword.native import available, native

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 MAX_FAILURES = 3
 """Files of failed steps that one engine writes."""
-_LOGGER = logging.getLogger("foreword.engine")
 
 
 class EngineRecorder(EngineObserver):
@@ -224,7 +221,7 @@ class EngineRecorder(EngineObserver):
         to = Destination.of(record)
         header = self.header(self._config.record_token_ids or "plain")
         try:
-            return BackgroundTrace(to.path, header, _LOGGER.error, max_bytes=to.max_bytes)
+            return BackgroundTrace(to.path, header, _log_error, max_bytes=to.max_bytes)
         except OSError as error:
             raise ConfigError(f"record={record!r}: cannot be written ({reason_of(error)})") from None
 
@@ -234,19 +231,27 @@ class EngineRecorder(EngineObserver):
             return
         folder, name = self._config.flight_folder, f"foreword-{os.getpid()}-step-{self._num_steps}-"
         try:
+            import tempfile  # here: few engines write a failure
+
             descriptor, made = tempfile.mkstemp(".jsonl.gz", name, folder)  # for this user alone
             os.close(descriptor)
             path = Path(made)
             count = ring.write(path, self.header(self._config.record_token_ids or "hashed"))
         except Exception as fault:  # the step's own error is the one to raise
-            _LOGGER.error("a step failed, and the last steps could not be written: %s", fault)
+            _log_error("a step failed, and the last steps could not be written: %s", fault)
             return
         where = f"the last {count} steps are in {path}: `foreword conform {path}` replays them"
         error.add_note(where)
-        _LOGGER.error("a step failed (%s: %s); %s", type(error).__name__, error, where)
+        _log_error("a step failed (%s: %s); %s", type(error).__name__, error, where)
 
     def _now(self) -> float:
         return self._clock() - self._start
+
+
+def _log_error(text: str, *values: object) -> None:
+    from logging import getLogger  # here: it imports a dozen modules, and few engines have something to tell
+
+    getLogger("foreword.engine").error(text, *values)
 
 
 def _end(file: BackgroundTrace, capture: Capture) -> None:

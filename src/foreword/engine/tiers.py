@@ -9,7 +9,6 @@ were read are cached content like any other, which the scheduler finds; nothing 
 
 from __future__ import annotations
 
-import logging
 import weakref
 from _thread import start_new_thread
 from collections import Counter
@@ -17,7 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import blake2b
 from importlib import import_module
 from itertools import chain, pairwise
 from queue import Empty, SimpleQueue
@@ -34,6 +32,7 @@ from foreword.cache.prefix import BlockKeys, ExtraKeys, HashFunction, hash_block
 from foreword.cache.tiers import BlockFormat, BlockTier, block_name, group_of, part_names
 from foreword.errors import ConfigError, EngineError
 from foreword.executors import Capability, Executor, TransferExecutor
+from foreword.hashes import blake2b
 from foreword.scheduler import Request
 
 if TYPE_CHECKING:
@@ -47,8 +46,6 @@ PIECE_BYTES = 8 << 20
 """Bytes that are copied into the pool between two steps while other requests run, unless one block is larger."""
 NUM_PIECES = 3  # number of pieces that are read ahead
 IDLE_SECONDS = 0.05  # seconds that a step without work waits for the next piece
-
-_LOGGER = logging.getLogger("foreword.engine")
 
 
 @dataclass(slots=True, eq=False)
@@ -408,7 +405,9 @@ def _read_all(
             try:
                 num_parts = _read(tiers, load, first, data)
             except Exception:
-                _LOGGER.exception("a tier of the prefix cache failed: its blocks are computed")
+                from logging import getLogger  # here, as in `recorder`: few engines have something to tell
+
+                getLogger("foreword.engine").exception("a tier of the prefix cache failed: its blocks are computed")
                 num_parts = 0
             read = int(np.searchsorted(load.ends, first + num_parts, side="right"))
             is_last = end == total or read < end

@@ -8,13 +8,13 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from io import BytesIO
 from typing import Any, NoReturn
 
 import numpy as np
 
 from foreword.errors import RequestError
+from foreword.hashes import blake2b
 from foreword.installation import install
 from foreword.media.limits import MediaLimits
 from foreword.media.sources import fail, read_file

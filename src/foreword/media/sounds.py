@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from foreword.arrays import F32, as_array
 from foreword.errors import RequestError
+from foreword.hashes import blake2b
 from foreword.installation import install
 from foreword.media.decoders import Printed, SeekableBytes, captured
 from foreword.media.limits import MediaLimits

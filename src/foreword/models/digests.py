@@ -10,10 +10,10 @@ import os
 import re
 import time
 from collections.abc import Iterable
-from hashlib import sha256
 from pathlib import Path
 
 from foreword.errors import ConfigError, ModelError, reason_of
+from foreword.hashes import sha256
 from foreword.models.files import ModelFile, identity_of
 from foreword.models.gguf_files import files_at
 from foreword.models.registry import cache_dir

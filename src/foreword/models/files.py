@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import weakref
@@ -16,6 +15,7 @@ import numpy as np
 
 from foreword.arrays import I64, U8
 from foreword.errors import ModelError, reason_of
+from foreword.hashes import sha256_of_files
 from foreword.ownership import open_regular
 
 T = TypeVar("T", int, float, bool, str)
@@ -67,7 +67,7 @@ class ModelFile:
 
     def sha256(self) -> str:
         """Return the digest of all bytes, in hexadecimal. Raise ModelError as `read`."""
-        digest = hashlib.sha256()
+        digest = sha256_of_files()
         for offset in range(0, self.size, _PIECE):
             digest.update(self.read(offset, min(_PIECE, self.size - offset)).data)
         return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,5 +22,7 @@ class Wheel:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal digits."""
+    import hashlib  # here: it loads OpenSSL
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,7 +10,6 @@ form that it expects.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import mmap
@@ -24,6 +23,7 @@ from typing import IO, Any
 import numpy as np
 
 from foreword.arrays import AnyArray
+from foreword.hashes import sha256, sha256_of_files
 
 _PREFIX = struct.Struct("<8sQ32s")
 _MAGIC = b"FWPACK01"
@@ -55,7 +55,7 @@ def write_parts(out: IO[bytes], recipe: Mapping[str, Any], parts: Mapping[str, P
         table[name] = part.form, part.array.dtype.str, list(part.array.shape), offset
         offset += part.array.nbytes
     header = json.dumps({"recipe": recipe, "parts": table}).encode()
-    digest, done = hashlib.sha256(), 0
+    digest, done = sha256_of_files(), 0
 
     def write(data: bytes | memoryview) -> None:
         nonlocal done
@@ -65,7 +65,7 @@ def write_parts(out: IO[bytes], recipe: Mapping[str, Any], parts: Mapping[str, P
             out.write(piece)
         done += len(data)
 
-    write(_PREFIX.pack(_MAGIC, len(header), hashlib.sha256(header).digest()))
+    write(_PREFIX.pack(_MAGIC, len(header), sha256(header).digest()))
     write(header)
     start = _start(len(header))
     for (_, _, _, offset), part in zip(table.values(), parts.values(), strict=True):
@@ -97,7 +97,7 @@ class PackedFile:
 
     def check_bytes(self) -> None:
         """Raise PackedFileError unless all bytes are those that were written."""
-        digest, end = hashlib.sha256(), self.size - _DIGEST_BYTES
+        digest, end = sha256_of_files(), self.size - _DIGEST_BYTES
         for first in range(0, end, _PIECE):
             digest.update(self._bytes[first : min(first + _PIECE, end)].data)
         if digest.digest() != self._bytes[end:].tobytes():
@@ -144,7 +144,7 @@ def _read_header(descriptor: int, size: int) -> tuple[Mapping[str, Any], dict[st
     if magic != _MAGIC or length > min(size, _LARGEST_HEADER):
         raise PackedFileError("its prefix is not of this format")
     header = os.pread(descriptor, length, _PREFIX.size)
-    if hashlib.sha256(header).digest() != digest:
+    if sha256(header).digest() != digest:
         raise PackedFileError("its header has another digest than the one that was written")
     try:
         values = json.loads(header)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from foreword.errors import ModelError
 from foreword.executors.options import NativeOptions
 from foreword.executors.packed.file import PackedFile, PackedFileError, Part
 from foreword.executors.packed.store import NotKeptError, PackedStore
+from foreword.hashes import sha256
 from foreword.models.digests import Digests, native_digest
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.quants import Quant, repacked
@@ -312,6 +312,6 @@ def _recipe(weights: FileWeights, spec: DecoderSpec | EncoderSpec, isa: str, wha
         "isa": isa,
         "what": what,
         "files": [digests.sha256_of(file) for file in weights.files],
-        "spec": hashlib.sha256(repr(spec).encode()).hexdigest(),
-        "config": hashlib.sha256(config.encode()).hexdigest(),
+        "spec": sha256(repr(spec).encode()).hexdigest(),
+        "config": sha256(config.encode()).hexdigest(),
     }

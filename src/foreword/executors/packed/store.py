@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import sys
@@ -27,6 +26,7 @@ from typing import IO, Any
 
 from foreword.errors import reason_of
 from foreword.executors.packed.file import PackedFile, PackedFileError, Part, read_recipe, write_parts
+from foreword.hashes import sha256
 from foreword.models.digests import Digests, is_young, write_private
 from foreword.models.files import identity_of
 from foreword.models.registry import cache_dir
@@ -205,7 +205,7 @@ class PackedStore:
 
     def _path(self, recipe: Mapping[str, Any]) -> Path:
         text = json.dumps(recipe, sort_keys=True)
-        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.weights"
+        return self.folder / f"{sha256(text.encode()).hexdigest()[:32]}.weights"
 
     def _make_folder(self) -> None:
         self.folder.parent.mkdir(parents=True, exist_ok=True)

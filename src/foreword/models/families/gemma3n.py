@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
@@ -94,6 +93,8 @@ def _cutoffs(config: Config, count: int) -> list[float | None]:
     if len(shares) != count or not all(type(share) in (int, float) and 0 <= share < 1 for share in shares):
         reason = f"activation_sparsity_pattern {shares!r:.80} is not {count} numbers from 0 to below 1"
         raise config.error(reason, USE_ITS_CONFIG)
+    from statistics import NormalDist  # here: it imports a dozen modules for this one family
+
     return [NormalDist().inv_cdf(share) if share else None for share in shares]
 
 
