@@ -57,11 +57,11 @@ FW_INLINE void store_sums(void *out, size_t width) {
 // A chunk's tiles; its values are copied together.
 struct TileChunk {
   const AttentionScratch s;
-  int dim, count;  // keys that were written
+  int dim, value_dim, count;  // count: keys that were written
   ChunkTiles tiles;
 
-  TileChunk(const AttentionScratch &scratch, int dims, int keys, const ChunkTiles &chunk)
-      : s(scratch), dim(dims), count(keys), tiles(chunk) {}
+  TileChunk(const AttentionScratch &scratch, int dims, int value_dims, int keys, const ChunkTiles &chunk)
+      : s(scratch), dim(dims), value_dim(value_dims), count(keys), tiles(chunk) {}
 
  protected:
   // Lines at `offset` of the tiles ahead.
@@ -102,20 +102,20 @@ struct Bf16Tiles : TileChunk {
 
   // In the place of values that were not written there are zeros.
   FW_INLINE void copy() const {
-    copy_values(size_t(2 * kTile) * dim);
+    copy_values(size_t(2 * kTile) * value_dim);
     if (count == kChunk) return;
     uint16_t *numbers = reinterpret_cast<uint16_t *>(s.staged);
-    const size_t written = size_t(count + 1) / 2 * 2 * dim;
-    for (int d = 0; count % 2 && d < dim; ++d) numbers[written - 2 * dim + 2 * d + 1] = 0;
-    std::memset(numbers + written, 0, sizeof(uint16_t) * (size_t(kChunk) * dim - written));
+    const size_t written = size_t(count + 1) / 2 * 2 * value_dim;
+    for (int d = 0; count % 2 && d < value_dim; ++d) numbers[written - 2 * value_dim + 2 * d + 1] = 0;
+    std::memset(numbers + written, 0, sizeof(uint16_t) * (size_t(kChunk) * value_dim - written));
   }
 
   FW_INLINE void scores(int row) const { sum_scores<Factors::bf16>(s.q.bf16, row); }
 
   FW_INLINE void add_values(int row) const {
     int d = 0;
-    for (; d + 4 * kLanes <= dim; d += 4 * kLanes) value_columns<true>(row, d);
-    if (d < dim) value_columns<false>(row, d);
+    for (; d + 4 * kLanes <= value_dim; d += 4 * kLanes) value_columns<true>(row, d);
+    if (d < value_dim) value_columns<false>(row, d);
   }
 
  private:
@@ -123,7 +123,7 @@ struct Bf16Tiles : TileChunk {
   template <bool Four>
   FW_INLINE void value_columns(int row, int d) const {
     float *o = s.part.o(row) + d;
-    const size_t stride = sizeof(float) * s.part.stride(), row_bytes = 4 * size_t(dim);
+    const size_t stride = sizeof(float) * s.part.stride(), row_bytes = 4 * size_t(value_dim);
     tile_load<S0>(o, stride), tile_load<S1>(o + kLanes, stride);
     if (Four) tile_load<S2>(o + 2 * kLanes, stride), tile_load<S3>(o + 3 * kLanes, stride);
     for (int key = 0; key < count; key += kStepKeys) {
@@ -149,7 +149,7 @@ FW_INLINE I32 load_sums(const void *from) {
 FW_INLINE F32 scaled_scores(const AttentionScratch &s, const ChunkTiles &chunk, int row, int tile) {
   const I32 sums = load_sums(s.scores + slot_of(row) * kChunk + tile * kTile);
   const F32 dot = to_f32(add_i32(sums, set1_i32(s.q.neg_bias[row])));
-  return mul(mul(dot, set1(s.q.scale[row])), load(tile_scales(chunk.k[tile], s.part.dim)));
+  return mul(mul(dot, set1(s.q.scale[row])), load(tile_scales(chunk.k[tile], s.key_dim)));
 }
 
 struct I8Tiles : TileChunk {
@@ -157,20 +157,20 @@ struct I8Tiles : TileChunk {
   using TileChunk::TileChunk;
 
   // Keys that are not visible have p = 0, whatever their slots contain.
-  FW_INLINE void copy() const { copy_values(size_t(kTile) * dim); }
+  FW_INLINE void copy() const { copy_values(size_t(kTile) * value_dim); }
 
   FW_INLINE void scores(int row) const { sum_scores<Factors::s8_u8>(s.q.i8, row); }
 
   // The sums of 64 dimensions are stored before the first is read.
   FW_INLINE void add_values(int row) const {
     constexpr int kWidth = 4 * kLanes;
-    float *sums = reinterpret_cast<float *>(s.staged + kChunk * dim);  // [rows][kWidth] integers
+    float *sums = reinterpret_cast<float *>(s.staged + kChunk * value_dim);  // [rows][kWidth] integers
     tile_load<Left>(s.p_u8, kTileBytes);
-    for (int d = 0; d < dim; d += kWidth) {
+    for (int d = 0; d < value_dim; d += kWidth) {
       const uint8_t *v = s.staged + 4 * d;
       zero_sums();
-      add_products<Factors::u8_s8, S0, S1>(v, v + kTileBytes, 4 * size_t(dim));
-      add_products<Factors::u8_s8, S2, S3>(v + 2 * kTileBytes, v + 3 * kTileBytes, 4 * size_t(dim));
+      add_products<Factors::u8_s8, S0, S1>(v, v + kTileBytes, 4 * size_t(value_dim));
+      add_products<Factors::u8_s8, S2, S3>(v + 2 * kTileBytes, v + 3 * kTileBytes, 4 * size_t(value_dim));
       store_sums(sums, kWidth);
       for (int r = 0; r < kTileRows; ++r) {
         const F32 step = set1(s.p_step[row + r]);

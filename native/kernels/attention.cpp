@@ -103,18 +103,18 @@ void end_split(const AttentionScratch &s, int rows, bool is_only) {
 void write_out(const AttentionConfig &c, const AttentionTile &tile, const States &states) {
   const int group = group_size(c);
   for (int i = 0; i < tile.num_queries; ++i) {
-    float *out = tile.out + size_t(i) * tile.out_stride + size_t(tile.kv_head) * group * c.head_dim;
+    float *out = tile.out + size_t(i) * tile.out_stride + size_t(tile.kv_head) * group * c.value_dim;
     for (int g = 0; g < group; ++g) {
       float *o = states.o(i * group + g);
       float sum = states.l(i * group + g);
       if (c.sinks) sum += std::exp2(c.sinks[tile.kv_head * group + g] * kLog2E - states.m(i * group + g));
       const F32 inverse = set1(1.f / sum);
-      for (int d = 0; d < c.padded_dim; d += kLanes) store(o + d, mul(load(o + d), inverse));
+      for (int d = 0; d < c.padded_value; d += kLanes) store(o + d, mul(load(o + d), inverse));
       if (c.rotated_values) {  // the rotation is its own inverse, times the square of its factor
-        const F32 factor = set1(1.f / rotate_head(o, c.padded_dim, o));
-        for (int d = 0; d < c.padded_dim; d += kLanes) store(o + d, mul(load(o + d), factor));
+        const F32 factor = set1(1.f / rotate_head(o, c.padded_value, o));
+        for (int d = 0; d < c.padded_value; d += kLanes) store(o + d, mul(load(o + d), factor));
       }
-      std::memcpy(out + size_t(g) * c.head_dim, o, sizeof(float) * size_t(c.head_dim));
+      std::memcpy(out + size_t(g) * c.value_dim, o, sizeof(float) * size_t(c.value_dim));
     }
   }
 }
@@ -137,7 +137,7 @@ void attend_tiles(const Tiles tiles, const AttentionConfig &c, const AttentionTi
 // Keys [begin, end) of one chunk for all rows of the tile; `begin` is a multiple of kChunk.
 void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &tile, int64_t begin, int64_t end,
                   const AttentionScratch &s) {
-  const int group = group_size(c), rows = tile.num_queries * group, dim = c.padded_dim;
+  const int group = group_size(c), rows = tile.num_queries * group, dim = c.padded_dim, value_dim = c.padded_value;
   const int count = int(end - begin), tiles = (count + kTile - 1) / kTile;
 
   ChunkTiles chunk;
@@ -153,9 +153,9 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
   const Keys keys = chunk_keys(c, tile, begin, end);
 #if defined(FOREWORD_SIMD_AMX)
   if (kv.format == KVFormat::i8) {
-    attend_tiles(I8Tiles(s, dim, count, chunk), c, tile, keys, rows);
+    attend_tiles(I8Tiles(s, dim, value_dim, count, chunk), c, tile, keys, rows);
   } else {
-    attend_tiles(Bf16Tiles(s, dim, count, chunk), c, tile, keys, rows);
+    attend_tiles(Bf16Tiles(s, dim, value_dim, count, chunk), c, tile, keys, rows);
   }
 #else
   float *o = s.part.o(0);
@@ -163,7 +163,7 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
   const int first = c.first_value / kLanes * kLanes;
   ChunkTiles staged = chunk;
   const bool bf16_as_f32 = kv.format == KVFormat::bf16 && rows >= kStageRows && !kBf16Dot;
-  if (bf16_as_f32) stage_bf16(chunk, dim, tiles, s.staged, &staged);
+  if (bf16_as_f32) stage_bf16(chunk, dim, value_dim, tiles, s.staged, &staged);
 
   if (kv.format == KVFormat::f32 || bf16_as_f32) {
     chunk_scores<ScoresF32>(s.q, dim, rows, staged, tiles, s.scores);
@@ -176,13 +176,13 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
   const Probabilities p{s.scores, s.p_pairs, s.p_u8, s.p_step};
   if (kv.format == KVFormat::i8) {
     softmax<Form::steps>(c, tile, chunk, keys, s, 0, rows);
-    chunk_values<ValuesI8>(p, dim, first, rows, chunk, count, o, stride);
+    chunk_values<ValuesI8>(p, value_dim, first, rows, chunk, count, o, stride);
   } else if (kv.format == KVFormat::f32 || bf16_as_f32) {
     softmax<Form::floats>(c, tile, chunk, keys, s, 0, rows);
-    chunk_values<ValuesF32>(p, dim, first, rows, staged, count, o, stride);
+    chunk_values<ValuesF32>(p, value_dim, first, rows, staged, count, o, stride);
   } else {
     softmax<kBf16Dot ? Form::pairs : Form::floats>(c, tile, chunk, keys, s, 0, rows);
-    chunk_values<ValuesBf16>(p, dim, first, rows, chunk, count, o, stride);
+    chunk_values<ValuesBf16>(p, value_dim, first, rows, chunk, count, o, stride);
   }
 #endif
 }
@@ -199,7 +199,8 @@ void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &ti
   const int rows = tile.num_queries * group_size(c);
 #if defined(FOREWORD_SIMD_AMX)
   const bool adds_to_sums = c.slopes && kv.format == KVFormat::i8;  // the scores by tiles are integers
-  if (adds_to_sums || !tiles_fit(kv.format, c.padded_dim, rows)) return avx512_bf16::attend(kv, c, tile, memory);
+  const bool fits = tiles_fit(kv.format, c.padded_dim, rows) && tiles_fit(kv.format, c.padded_value, rows);
+  if (adds_to_sums || !fits) return avx512_bf16::attend(kv, c, tile, memory);
   set_attention_shapes(rows);
 #endif
   gather_queries(kv, c, tile, s);
@@ -230,11 +231,11 @@ void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &ti
 }
 
 void merge_splits(const AttentionConfig &c, const AttentionTile &tile, int num_splits, size_t split_stride) {
-  const States total{tile.partial, c.padded_dim};
+  const States total{tile.partial, c.padded_value};
   const int rows = tile.num_queries * group_size(c);
   for (int split = 1; split < num_splits; ++split) {
-    const States part{tile.partial + size_t(split) * split_stride, c.padded_dim};
-    for (int row = 0; row < rows; ++row) merge_row(total.o(row), part.o(row), c.padded_dim);
+    const States part{tile.partial + size_t(split) * split_stride, c.padded_value};
+    for (int row = 0; row < rows; ++row) merge_row(total.o(row), part.o(row), c.padded_value);
   }
   write_out(c, tile, total);
 }

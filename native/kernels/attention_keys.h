@@ -21,7 +21,7 @@ inline void find_tiles(const KVLayer &kv, const int32_t *table, int head, int64_
       continue;
     }
     k[i] = kv.base + size_t(table[block]) * kv.block_stride + size_t(head) * kv.head_stride +
-           size_t(offset / kTile) * size_t(kv.parts) * kv.tile_bytes;
+           size_t(offset / kTile) * kv.both_tiles_bytes;
     v[i] = k[i] + size_t(kv.parts - 1) * kv.tile_bytes;
     offset += kTile;
     if (offset == kv.block_size) ++block, offset = 0;
@@ -51,23 +51,25 @@ inline void find_ahead(const KVLayer &kv, const AttentionTile &t, int64_t begin,
 inline void copy_tiles(const KVLayer &kv, const AttentionTile &t, int64_t begin, int64_t end,
                        const AttentionScratch &s, ChunkTiles *c) {
   for (int i = 0; i < kChunkTiles; ++i) {
-    uint8_t *k = s.tiles + size_t(2 * i) * kv.tile_bytes, *v = k + kv.tile_bytes;
+    uint8_t *k = s.tiles + size_t(i) * s.tiles_stride, *v = k + kv.tile_bytes;
     c->k[i] = c->ahead_k[i] = k;
     c->v[i] = c->ahead_v[i] = v;
     for (int slot = 0; slot < kTile; ++slot) {
       const int64_t key = begin + i * kTile + slot;
       if (key >= end) break;
       const uint8_t *stored = head_of_block(kv, t.block_table, key, t.kv_head) +
-                              size_t(key % kv.block_size) * size_t(kv.parts) * kv.token_bytes;
-      const size_t elements = size_t(kv.padded_dim) * element_bytes(kv.format);
+                              size_t(key % kv.block_size) * kv.both_bytes;
+      const size_t element = element_bytes(kv.format);
       StoredToken key_token{stored, 1.f}, value_token{stored + kv.token_bytes, 1.f};
       if (kv.format == KVFormat::i8) {
-        std::memcpy(&key_token.scale, key_token.elements + elements, sizeof(float));
-        if (kv.parts == 2) std::memcpy(&value_token.scale, value_token.elements + elements, sizeof(float));
+        std::memcpy(&key_token.scale, key_token.elements + size_t(kv.padded_dim) * element, sizeof(float));
+        if (kv.parts == 2) {
+          std::memcpy(&value_token.scale, value_token.elements + size_t(kv.padded_value) * element, sizeof(float));
+        }
       }
       put_key(kv.format, key_token, kv.padded_dim, slot, k);
       if (kv.parts == 1) continue;
-      put_value(kv.format, value_token, kv.padded_dim, slot, v);
+      put_value(kv.format, value_token, kv.padded_value, slot, v);
     }
   }
 }
@@ -127,19 +129,18 @@ inline void make_value_tile(KVFormat f, const uint8_t *k, int dim, uint8_t *v) {
 // The values of a chunk of keys that are the values too, in scratch memory that copy_tiles leaves to them.
 inline void make_values(const KVLayer &kv, int tiles, const AttentionScratch &s, ChunkTiles *c) {
   for (int i = 0; i < kChunkTiles; ++i) {
-    uint8_t *v = s.tiles + size_t(2 * smaller(i, tiles - 1) + 1) * kv.tile_bytes;
+    uint8_t *v = s.tiles + size_t(smaller(i, tiles - 1)) * s.tiles_stride + kv.tile_bytes;
     if (i < tiles) make_value_tile(kv.format, c->k[i], kv.padded_dim, v);
     c->v[i] = v;
   }
 }
 
 // Widens a bf16 chunk to float tiles: the numbers are the same, and the rows of a prefill tile share the work.
-inline void stage_bf16(const ChunkTiles &c, int dim, int tiles, uint8_t *memory, ChunkTiles *out) {
-  const size_t tile_floats = size_t(kTile) * dim;
+inline void stage_bf16(const ChunkTiles &c, int dim, int value_dim, int tiles, uint8_t *memory, ChunkTiles *out) {
   float *o = reinterpret_cast<float *>(memory);
   for (int i = 0; i < kChunkTiles; ++i) {
     const int from = smaller(i, tiles - 1);
-    float *k = o + size_t(2 * from) * tile_floats, *v = k + tile_floats;
+    float *k = o + size_t(kTile) * size_t(from * (dim + value_dim)), *v = k + size_t(kTile) * dim;
     out->k[i] = reinterpret_cast<const uint8_t *>(k);
     out->v[i] = reinterpret_cast<const uint8_t *>(v);
     if (i >= tiles) continue;
@@ -152,10 +153,10 @@ inline void stage_bf16(const ChunkTiles &c, int dim, int tiles, uint8_t *memory,
       }
     }
     for (int key = 0; key < kTile; key += 2) {
-      for (int d = 0; d < dim; d += kLanes) {
-        const I32 pairs = load_pairs(vp + 2 * (size_t(key / 2) * dim + d));
-        store(v + size_t(key) * dim + d, even_of_pairs(pairs));
-        store(v + size_t(key + 1) * dim + d, odd_of_pairs(pairs));
+      for (int d = 0; d < value_dim; d += kLanes) {
+        const I32 pairs = load_pairs(vp + 2 * (size_t(key / 2) * value_dim + d));
+        store(v + size_t(key) * value_dim + d, even_of_pairs(pairs));
+        store(v + size_t(key + 1) * value_dim + d, odd_of_pairs(pairs));
       }
     }
   }

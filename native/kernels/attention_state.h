@@ -20,6 +20,7 @@ struct States {
 };
 
 struct AttentionScratch {
+  int key_dim;
   Queries q;
   float *scores;     // [slot_of(row)][kChunk]; of 8 bit by tiles: sums
   float *lane_sums;  // [rows][kLanes]: l, one partial sum per lane
@@ -28,6 +29,7 @@ struct AttentionScratch {
   float *p_step;      // [rows]
   uint16_t *p_pairs;  // [slot_of(row)][kChunk]: probabilities for bf16 values, with bf16 dot products
   uint8_t *tiles;   // a chunk's keys and values copied out of blocks that are not tiled
+  size_t tiles_stride;  // bytes from a tile of keys there to the next
   uint8_t *staged;  // a chunk's keys and values as float tiles
 };
 
@@ -64,8 +66,10 @@ struct Carver {
 // Lays out scratch memory for tiles of `max_rows` rows at `memory`; returns its size. `out` may be null.
 inline size_t carve(const AttentionConfig &c, int max_rows, void *memory, AttentionScratch *out) {
   Carver carver{static_cast<uint8_t *>(memory)};
-  const size_t rows = round_up(size_t(max_rows), size_t(kRowMultiple)), dim = size_t(c.padded_dim);
+  const size_t rows = round_up(size_t(max_rows), size_t(kRowMultiple)), dim = size_t(c.padded_dim),
+               value = size_t(c.padded_value);
   AttentionScratch s;
+  s.key_dim = c.padded_dim;
   s.q.piece_stride = rows * kQueryPiece;
   const size_t query_numbers = round_up(dim, size_t(kQueryPiece)) * rows;
   s.q.f32 = carver.take<float>(query_numbers);
@@ -75,13 +79,15 @@ inline size_t carve(const AttentionConfig &c, int max_rows, void *memory, Attent
   s.q.neg_bias = carver.take<int32_t>(rows);
   s.scores = carver.take<float>(rows * kChunk);
   s.lane_sums = carver.take<float>(rows * kLanes);
-  s.part = {carver.take<float>(rows * (dim + kStateExtra)), c.padded_dim};
-  s.total = {carver.take<float>(rows * (dim + kStateExtra)), c.padded_dim};
-  s.tiles = carver.take<uint8_t>(2 * kChunk * (dim * sizeof(float) + sizeof(float)));
+  // A query is rotated in the place of outputs.
+  s.part = {carver.take<float>(larger(rows * (value + kStateExtra), dim)), c.padded_value};
+  s.total = {carver.take<float>(rows * (value + kStateExtra)), c.padded_value};
+  s.tiles_stride = kTile * sizeof(float) * (dim + value + 2);
+  s.tiles = carver.take<uint8_t>(kChunkTiles * s.tiles_stride);
   s.p_u8 = carver.take<uint8_t>(rows * kChunk);
   s.p_step = carver.take<float>(rows);
   s.p_pairs = carver.take<uint16_t>(rows * kChunk);
-  s.staged = carver.take<uint8_t>(2 * kChunk * dim * sizeof(float));
+  s.staged = carver.take<uint8_t>(kChunk * (dim + value) * sizeof(float));
   if (out) *out = s;
   return carver.used;
 }

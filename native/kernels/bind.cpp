@@ -35,10 +35,10 @@ std::vector<std::string> isa_names() {
 }
 
 size_t kv_bytes(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
-                int head_dim, const Integers &recurrent, const MoreHeads &more_heads, bool keys_are_values,
-                int num_states, int num_state_slots) {
-  return KVCache::bytes(kv_config(format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent,
-                                  more_heads, keys_are_values, num_states, num_state_slots));
+                int head_dim, int value_dim, const Integers &recurrent, const MoreHeads &more_heads,
+                bool keys_are_values, int num_states, int num_state_slots) {
+  return KVCache::bytes(kv_config(format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, value_dim,
+                                  recurrent, more_heads, keys_are_values, num_states, num_state_slots));
 }
 
 void bind_model(nb::module_ &m) {
@@ -54,8 +54,8 @@ void bind_model(nb::module_ &m) {
                        "A decoder's packed weights, its KV pool and threads. See foreword.executors.native.")
       .def(
           "__init__",
-          [](CpuModel *self, int hidden_size, int num_heads, int num_kv_heads, int head_dim, int vocab_size,
-             double norm_eps, double query_scale, double embedding_scale, const std::string &activation,
+          [](CpuModel *self, int hidden_size, int num_heads, int num_kv_heads, int head_dim, int value_dim,
+             int vocab_size, double norm_eps, double query_scale, double embedding_scale, const std::string &activation,
              double attn_softcap, double final_softcap, double gate_scale, double logit_scale,
              bool joint_qk_norm, bool layer_norm, bool head_gates, bool softplus_gates, bool rounds_inputs,
              double gate_alpha, double gate_limit, const Integers &latent, double latent_eps, double clip_qkv,
@@ -71,14 +71,14 @@ void bind_model(nb::module_ &m) {
                                      float(gate_limit), latent_config(latent, latent_eps), float(clip_qkv)};
             new (self) CpuModel(
                 config,
-                kv_config(kv_format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent, more_heads,
-                          config.latent.kv_rank > 0, num_states, num_state_slots),
+                kv_config(kv_format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, value_dim, recurrent,
+                          more_heads, config.latent.kv_rank > 0, num_states, num_state_slots),
                 isa, num_threads, cpu_groups);
           },
-          nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "vocab_size"_a, "norm_eps"_a,
-          "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a, "final_softcap"_a,
-          "gate_scale"_a = 1., "logit_scale"_a = 1., "joint_qk_norm"_a = false, "layer_norm"_a = false,
-          "head_gates"_a = false, "softplus_gates"_a = false, "rounds_inputs"_a = false,
+          nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "value_dim"_a,
+          "vocab_size"_a, "norm_eps"_a, "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a,
+          "final_softcap"_a, "gate_scale"_a = 1., "logit_scale"_a = 1., "joint_qk_norm"_a = false,
+          "layer_norm"_a = false, "head_gates"_a = false, "softplus_gates"_a = false, "rounds_inputs"_a = false,
           "gate_alpha"_a = 0., "gate_limit"_a = 0., "latent"_a = Integers(), "latent_eps"_a = 0., "clip_qkv"_a = 0.,
           "num_groups"_a, "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a,
           "recurrent"_a = Integers(), "cpu_groups"_a = CpuGroups{}, "more_heads"_a = MoreHeads{},
@@ -99,7 +99,8 @@ void bind_model(nb::module_ &m) {
       .def("add_rope", &CpuModel::add_rope, "inv_freq"_a, "scale"_a, "axes"_a = std::vector<int>{})
       .def("add_layer", &CpuModel::add_layer, "layer"_a)
       .def("finish", &CpuModel::finish, "final_norm"_a, "final_norm_bias"_a, "lm_head"_a, "screen"_a = nb::none(),
-           "logits_bias"_a = -1, "embed_norm"_a = -1, "embed_norm_bias"_a = -1)
+           "logits_bias"_a = -1, "embed_norm"_a = -1, "embed_norm_bias"_a = -1, "head"_a = -1,
+           "head_norm"_a = -1, "head_norm_bias"_a = -1)
       .def("step", &CpuModel::step, "inputs"_a, "num_tokens"_a, "num_reqs"_a, "num_logits"_a,
            "logits_indices"_a.noconvert().none() = nb::none(), "embed_rows"_a.noconvert().none() = nb::none(),
            "embeds"_a.noconvert().none() = nb::none(), "features"_a.noconvert().none() = nb::none(),
@@ -133,8 +134,8 @@ void bind_kernels(nb::module_ &m) {
   bind_encoder(m);
   bind_sampling(m);
   m.def("kv_bytes", &kv_bytes, "kv_format"_a, "num_blocks"_a, "block_size"_a, "num_slots"_a, "num_kv_heads"_a,
-        "head_dim"_a, "recurrent"_a = Integers(), "more_heads"_a = MoreHeads{}, "keys_are_values"_a = false,
-        "num_states"_a = 0, "num_state_slots"_a = 0,
+        "head_dim"_a, "value_dim"_a, "recurrent"_a = Integers(), "more_heads"_a = MoreHeads{},
+        "keys_are_values"_a = false, "num_states"_a = 0, "num_state_slots"_a = 0,
         "Bytes of a KV pool, computed without allocating it.");
   m.def("roofline", &roofline, "num_threads"_a, "isa"_a = "", "megabytes"_a = 256,
         "The instruction set, and with it the limits of this machine: peak operations and memory bytes per second.");

@@ -13,7 +13,7 @@ class CpuEncoder : public CpuModel {
  public:
   CpuEncoder(const ModelConfig &c, bool norms_before, bool rms_norm, double act_scale, const std::string &isa,
              int num_threads)
-      : CpuModel(c, kv_config("fp32", 1, 1, 1, c.num_heads, c.head_dim, nb::dict()), isa, num_threads) {
+      : CpuModel(c, kv_config("fp32", 1, 1, 1, c.num_heads, c.head_dim, c.head_dim, nb::dict()), isa, num_threads) {
     if (rms_norm && !norms_before) throw std::invalid_argument("rms_norm: norms come before");
     encoder_.norms_before = norms_before;
     encoder_.rms_norm = rms_norm;

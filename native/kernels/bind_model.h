@@ -41,7 +41,7 @@ class CpuModel {
  public:
   CpuModel(const ModelConfig &c, const KVConfig &kv, const std::string &isa, int num_threads,
            CpuGroups cpu_groups = {})
-      : model_(checked(c), kv, choose_isa(isa), num_threads, std::move(cpu_groups)),
+      : model_(checked(c, kv), kv, choose_isa(isa), num_threads, std::move(cpu_groups)),
         windows_(size_t(c.num_groups), -1),
         recurrent_groups_(size_t(c.num_groups)) {}
 
@@ -178,6 +178,12 @@ class CpuModel {
         throw std::invalid_argument("xielu: such an MLP has no gate");
       }
     }
+    if (d.contains("late_moe") && nb::try_cast(d["late_moe"], moe_ids)) {
+      layer.late_moe = moe(moe_ids);
+      if (!layer.mlp || layer.late_moe->has_own_inputs() || layer.late_moe->shared) {
+        throw std::invalid_argument("late_moe: such experts are beside an MLP, read its input, and have no shared one");
+      }
+    }
     if (!d.contains("group")) {  // it keeps nothing of a token
       if (!layer.moe && !layer.mlp) throw std::invalid_argument("a layer has a group, mlp or moe");
       model_.layers.push_back(std::move(layer));
@@ -204,7 +210,9 @@ class CpuModel {
       throw std::invalid_argument("beside: the layer before has a mixer alone");
     }
     layer.parallel_mlp = flag(d, "parallel_mlp");
-    const bool reads_input = layer.moe ? !layer.moe->has_own_inputs() && !layer.moe->scales_inputs : bool(layer.mlp);
+    const bool reads_input = layer.moe ? !layer.moe->has_own_inputs() && !layer.moe->scales_inputs &&
+                                             !layer.moe->identities
+                                       : bool(layer.mlp) && !layer.late_moe;
     if (layer.parallel_mlp && (layer.recurrent || !reads_input)) {
       throw std::invalid_argument("parallel_mlp: the layer has attention, and an MLP or experts that read its input");
     }
@@ -227,7 +235,7 @@ class CpuModel {
   // lm_head: −1 for a model without logits. Other vectors: −1 for none. screen: (matrix, errors, most), of a model with
   // the same weights; errors stay where they are.
   void finish(int final_norm, int final_norm_bias, int lm_head, const std::optional<KnownScreen> &screen,
-              int logits_bias, int embed_norm, int embed_norm_bias) {
+              int logits_bias, int embed_norm, int embed_norm_bias, int head, int head_norm, int head_norm_bias) {
     check_unfinished();
     const ModelConfig &c = model_.config;
     if (!model_.embedding.data || model_.layers.empty()) {
@@ -243,7 +251,11 @@ class CpuModel {
     model_.embed_norm = {optional(embed_norm, "embed_norm", c.hidden_size),
                          optional(embed_norm_bias, "embed_norm_bias", c.hidden_size)};
     model_.logits_bias = optional(logits_bias, "logits_bias", c.vocab_size);
-    model_.logits_norm = scaled(model_.final_norm, c.logit_scale);
+    const Norm own_norm{optional(head_norm, "head_norm", c.hidden_size),
+                        optional(head_norm_bias, "head_norm_bias", c.hidden_size)};
+    if ((head >= 0) != bool(own_norm)) throw std::invalid_argument("head and head_norm are given together");
+    if (head >= 0) model_.head = model_.make_linear({matrix(head, "head", c.hidden_size, c.hidden_size)});
+    model_.logits_norm = scaled(own_norm ? own_norm : model_.final_norm, c.logit_scale);
     if (lm_head >= 0) {
       model_.lm_head = model_.make_linear({matrix(lm_head, "lm_head", c.vocab_size, c.hidden_size)});
     }
@@ -441,10 +453,11 @@ class CpuModel {
     int size;
   };
 
-  static const ModelConfig &checked(const ModelConfig &c) {
+  static const ModelConfig &checked(const ModelConfig &c, const KVConfig &kv) {
     in_range(c.hidden_size, 1, kMostSize, "hidden_size");
     in_range(c.num_heads, 1, kMostHeads, "num_heads");
     in_range(c.head_dim, 1, kMostSize / c.num_heads, "head_dim");
+    in_range(kv.heads.value_dim, 1, kMostSize / c.num_heads, "value_dim");
     in_range(c.vocab_size, 1, kMostSize, "vocab_size");
     in_range(c.num_groups, 1, kMostSize, "num_groups");
     if (c.num_kv_heads < 1 || c.num_heads % c.num_kv_heads) {
@@ -566,17 +579,28 @@ class CpuModel {
     const HeadShape &shape = model_.heads_of(layer);
     const int hidden = c.hidden_size, heads = shape.num_heads * shape.head_dim;
     const int kv_heads = shape.num_kv_heads * shape.head_dim;
+    const int values = shape.num_kv_heads * shape.value_dim, outputs = shape.num_heads * shape.value_dim;
     layer.writes = d.contains("k");
     layer.v_part = d.contains("v") ? 2 : 1;
     layer.qk_eps = number(d, "qk_eps", c.norm_eps);
-    layer.q_norm = optional_vector(d, "q_norm", c.joint_qk_norm ? heads : shape.head_dim);
-    layer.k_norm = optional_vector(d, "k_norm", c.joint_qk_norm ? kv_heads : shape.head_dim);
-    layer.v_norm = optional_vector(d, "v_norm", shape.head_dim);
+    layer.centred_qk = flag(d, "centred_qk");
+    if (layer.centred_qk && c.joint_qk_norm) throw std::invalid_argument("centred_qk: norms are those of single heads");
+    auto of_heads = [&](int count) {
+      return layer.centred_qk ? count * shape.padded_dim : c.joint_qk_norm ? count * shape.head_dim : shape.head_dim;
+    };
+    layer.q_norm = optional_vector(d, "q_norm", of_heads(shape.num_heads));
+    layer.k_norm = optional_vector(d, "k_norm", of_heads(shape.num_kv_heads));
+    layer.q_norm_bias = optional_vector(d, "q_norm_bias", of_heads(shape.num_heads));
+    layer.k_norm_bias = optional_vector(d, "k_norm_bias", of_heads(shape.num_kv_heads));
+    layer.v_norm = optional_vector(d, "v_norm", shape.value_dim);
     layer.q_bias = optional_vector(d, "q_bias", heads);
     layer.k_bias = optional_vector(d, "k_bias", kv_heads);
-    layer.v_bias = optional_vector(d, "v_bias", kv_heads);
+    layer.v_bias = optional_vector(d, "v_bias", values);
     layer.o_bias = optional_vector(d, "o_bias", hidden);
-    layer.inner_norm = optional_vector(d, "inner_attn_norm", heads);
+    layer.inner_norm = optional_vector(d, "inner_attn_norm", outputs);
+    if (layer.writes && layer.v_part == 1 && shape.value_dim != shape.head_dim) {
+      throw std::invalid_argument("value_dim: values that are keys have their size");
+    }
     const bool has_head_norms = layer.v_norm || (!c.joint_qk_norm && (layer.q_norm || layer.k_norm));
     if (c.clip_qkv > 0.f && (layer.v_part == 1 || has_head_norms)) {
       throw std::invalid_argument("clip_qkv: such layers have values of their own, and no norms of single heads");
@@ -595,19 +619,19 @@ class CpuModel {
     }
     std::vector<const PackedMatrix *> parts{matrix(d, "q", heads, hidden)};
     if (layer.writes) parts.push_back(matrix(d, "k", kv_heads, hidden));
-    if (layer.writes && layer.v_part == 2) parts.push_back(matrix(d, "v", kv_heads, hidden));
+    if (layer.writes && layer.v_part == 2) parts.push_back(matrix(d, "v", values, hidden));
     layer.gated = d.contains("attn_gate");
     for (const Layer &other : model_.layers) {
       if (other.has_attention() && other.gated != layer.gated) {
         throw std::invalid_argument("attn_gate: all layers with attention have one, or none has");
       }
     }
-    if (layer.gated) parts.push_back(matrix(d, "attn_gate", c.head_gates ? shape.num_heads : heads, hidden));
+    if (layer.gated) parts.push_back(matrix(d, "attn_gate", c.head_gates ? shape.num_heads : outputs, hidden));
     layer.qkv = model_.make_linear(parts);
     std::vector<std::string> last(parts.size());
     last.back() = "attn_gate";
     layer.input_bias = biases(d, layer.qkv, last);
-    layer.o = linear(d, "o", hidden, heads);
+    layer.o = linear(d, "o", hidden, outputs);
   }
 
   // k_b and v_b: lists of matrices, one of each head.
@@ -785,14 +809,20 @@ class CpuModel {
     for (nb::handle ids : kept) {
       moe->experts.push_back(mlp(ids, moe->experts.empty() ? 0 : moe->experts[0].down.cols, outer));
     }
-    moe->router = linear(d, "router", num_experts, hidden);
-    moe->experts_per_token = integer(d, "experts_per_token", 1, num_experts);
+    moe->identities = d.contains("identities") ? integer(d, "identities", 0, kMostExperts - num_experts) : 0;
+    if (moe->identities && (outer != hidden || d.contains("shared"))) {
+      throw std::invalid_argument("identities: such experts read the hidden numbers, and have no shared expert");
+    }
+    const int num_choices = moe->num_choices();
+    moe->router = linear(d, "router", num_choices, hidden);
+    moe->experts_per_token = integer(d, "experts_per_token", 1, num_choices);
+    moe->ranks_outputs = flag(d, "ranks_outputs");
     moe->norm_topk = integer(d, "norm_topk", 0, 1);
     moe->sigmoid = integer(d, "sigmoid", 0, 1);
     moe->softcap = number(d, "softcap", 0.);
     moe->sparse_mix = number(d, "sparse_mix", -1.);
-    moe->scores_bias = optional_vector(d, "scores_bias", num_experts);
-    moe->expert_scales = optional_vector(d, "expert_scales", num_experts);
+    moe->scores_bias = optional_vector(d, "scores_bias", num_choices);
+    moe->expert_scales = optional_vector(d, "expert_scales", num_choices);
     moe->router_norm = norm(d, "router_norm");
     moe->experts_norm = norm(d, "experts_norm");
     moe->post_experts_norm = norm(d, "post_experts_norm");
@@ -801,11 +831,11 @@ class CpuModel {
     if (moe->experts_norm && (!has_norms || outer != hidden || !d.contains("shared"))) {
       throw std::invalid_argument("experts_norm: such experts have all norms, and a shared expert beside them");
     }
-    moe->router_bias = optional_vector(d, "router_bias", num_experts);
-    moe->num_groups = integer(d, "num_groups", 1, num_experts);
+    moe->router_bias = optional_vector(d, "router_bias", num_choices);
+    moe->num_groups = integer(d, "num_groups", 1, num_choices);
     moe->groups_per_token = integer(d, "groups_per_token", 1, moe->num_groups);
-    if (num_experts % moe->num_groups ||
-        moe->experts_per_token > num_experts / moe->num_groups * moe->groups_per_token) {
+    if (num_choices % moe->num_groups ||
+        moe->experts_per_token > num_choices / moe->num_groups * moe->groups_per_token) {
       throw std::invalid_argument("num_groups: groups of equal size have the experts of a token");
     }
     moe->scales_inputs = flag(d, "scales_inputs");

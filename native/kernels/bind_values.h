@@ -161,29 +161,30 @@ inline RecurrentConfig recurrent_config(const nb::dict &d) {
   return c;
 }
 
-// (num_kv_heads, head_dim, num_heads) of layers whose heads are not those of the model.
-using MoreHeads = std::vector<std::tuple<int, int, int>>;
+// (num_kv_heads, head_dim, num_heads, value_dim) of layers whose heads are not those of the model.
+using MoreHeads = std::vector<std::tuple<int, int, int, int>>;
 
 inline KVConfig kv_config(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
-                          int head_dim, const nb::dict &recurrent, const MoreHeads &more_heads = {},
+                          int head_dim, int value_dim, const nb::dict &recurrent, const MoreHeads &more_heads = {},
                           bool keys_are_values = false, int num_states = 0, int num_state_slots = 0) {
   constexpr int kMost = INT32_MAX;
   const bool has_states = nb::len(recurrent) > 0;
-  auto padded = [](int dim) { return (dim + kTile - 1) / kTile * kTile; };
   std::vector<HeadShape> more;
-  for (const auto &[count, dim, queries] : more_heads) {
+  for (const auto &[count, dim, queries, value] : more_heads) {
     in_range(count, 1, kMostHeads, "num_kv_heads of more_heads");
     in_range(queries, 1, kMostHeads, "num_heads of more_heads");
     if (queries % count) throw std::invalid_argument("num_heads of more_heads is not a multiple of num_kv_heads");
-    more.push_back({count, in_range(dim, 1, kMostSize / queries, "head_dim of more_heads"), padded(dim), queries});
+    in_range(dim, 1, kMostSize / queries, "head_dim of more_heads");
+    in_range(value, 1, kMostSize / queries, "value_dim of more_heads");
+    more.push_back(HeadShape::of(count, dim, queries, value));
   }
   return {by_name(kKVFormats, format, "KV format"),
           in_range(num_blocks, 1, kMost, "num_blocks"),
           in_range(block_size, 1, kMost, "block_size"),
           in_range(num_slots, has_states ? 0 : 1, kMostSize, "num_slots"),
-          in_range(num_kv_heads, 1, kMostHeads, "num_kv_heads"),
-          in_range(head_dim, 1, kMostSize, "head_dim"),
-          padded(head_dim),
+          HeadShape::of(in_range(num_kv_heads, 1, kMostHeads, "num_kv_heads"),
+                        in_range(head_dim, 1, kMostSize, "head_dim"), num_kv_heads,
+                        in_range(value_dim, 1, kMostSize, "value_dim")),
           keys_are_values,
           recurrent_config(recurrent),
           std::move(more),

@@ -92,7 +92,7 @@ void EncoderPass::reserve() {
   const int num_blocks = std::max(texts_.num_blocks, groups_.num_blocks);
   if (!kv_ || kv_->config().num_blocks < num_blocks) {
     kv_.emplace(
-        KVConfig{KVFormat::f32, num_blocks, kTextBlock, 1, c.num_heads, c.head_dim, model_.padded_dim, false, {}});
+        KVConfig{KVFormat::f32, num_blocks, kTextBlock, 1, model_.heads.front(), false, {}});
     blocks_.resize(size_t(num_blocks));
     std::iota(blocks_.begin(), blocks_.end(), 0);
   }
@@ -243,7 +243,8 @@ void EncoderPass::make_heads(int thread, const EncoderLayer &layer) {
 
 AttentionConfig EncoderPass::config(const EncoderLayer &layer) const {
   const ModelConfig &c = model_.config;
-  return {c.num_heads, c.num_heads, c.head_dim, model_.padded_dim, 0.f, layer.window < 0 ? 0 : 2 * layer.window + 1};
+  return {c.num_heads, c.num_heads, model_.padded_dim, c.head_dim, model_.padded_dim, 0.f,
+          layer.window < 0 ? 0 : 2 * layer.window + 1};
 }
 
 // The kernel is causal: query i of a tile sees the keys up to first_position + i, of which a sliding window leaves the

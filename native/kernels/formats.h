@@ -198,9 +198,10 @@ constexpr int kTile = 16;         // keys of a tile
 constexpr int kChunk = 64;        // keys of one step of the online softmax; chunks start at multiples of it
 constexpr int kSplit = 512;       // keys of one independent softmax; splits start at multiples of it, merged in order
 constexpr int kChunkTiles = kChunk / kTile;
-constexpr int kStateExtra = 16;   // floats of a row of a partial result after its padded_dim: m, l and padding
+constexpr int kStateExtra = 16;   // floats of a row of a partial result after its padded_value: m, l and padding
 
-// The layout of the keys and values of one layer. For a KV head of a block, with D = padded_dim:
+// The layout of the keys and values of one layer. For a KV head of a block, with D = padded_dim of K, and with
+// D = padded_value of V:
 //
 //   block_size a multiple of 16: tiles of 16 keys, each [K tile][V tile]
 //       K  f32 [D][16]     bf16 [D/2][16][2]   i8 [D/4][16][4] u8 (q + bias), [16] float scale
@@ -213,9 +214,9 @@ struct KVLayer {
   KVFormat format;
   bool tiled;
   int parts;  // 2: K and V
-  int block_size, num_kv_heads, head_dim, padded_dim;
-  size_t tile_bytes;   // bytes of a K tile, and of a V tile
-  size_t token_bytes;  // bytes of K, and of V, of one token (layouts that are not tiled)
+  int block_size, num_kv_heads, padded_dim, padded_value;
+  size_t tile_bytes, both_tiles_bytes;  // bytes of a K tile; those with the V tile behind it, if there is one
+  size_t token_bytes, both_bytes;       // bytes of K of one token, and those with V (layouts that are not tiled)
   size_t head_stride, block_stride;
   uint8_t *base;
 };
@@ -225,7 +226,8 @@ struct KVLayer {
 constexpr float kLog2E = 1.44269504088896341f;  // in the scales of attention: its softmax computes powers of 2
 
 struct AttentionConfig {
-  int num_heads, num_kv_heads, head_dim, padded_dim;
+  int num_heads, num_kv_heads, padded_dim;
+  int value_dim, padded_value;
   float softcap;           // 0: none; of scores times log2 e, like the queries
   int64_t sliding_window;  // 0: none
   bool chunked = false;    // a query at p sees keys from p − p mod sliding_window on
@@ -243,13 +245,16 @@ struct RotaryRow {
   int pairs = 0;  // 0: not rotated
 };
 
-// A query, key or value of `dim` numbers: factor * scales * rotate(norm(from + bias)).
+// A query, key or value of `dim` numbers: factor * scales * rotate(norm(from + bias)). The norm is RMSNorm, or
+// LayerNorm if `centred`, whose weight and bias are padded with zeros to whole vectors.
 struct Head {
   int dim;
   const float *from, *bias, *norm, *scales;  // [dim]; the last three may be null
   float norm_eps;
   RotaryRow rotary;
   float factor;
+  bool centred = false;
+  const float *norm_bias = nullptr;
 };
 
 // The keys of a tile.
@@ -268,9 +273,9 @@ struct AttentionTile {
   size_t query_stride;   // floats from query to query
   const int32_t *block_table;
   int64_t key_begin, key_end;  // the keys of this call; a split after the first begins at a multiple of kSplit
-  float *out;                  // from the first query on: [num_heads * head_dim]
+  float *out;                  // from the first query on: [num_heads * value_dim]
   size_t out_stride;
-  float *partial;      // if not null, rows [O[padded_dim], m, l, …] are written here instead of `out`
+  float *partial;      // if not null, rows [O[padded_value], m, l, …] are written here instead of `out`
   AttentionKeys next;  // the keys this thread probably reads next, to be prefetched; block_table null: unknown
 };
 

@@ -7,19 +7,23 @@ namespace foreword::kernels {
 
 namespace {
 
-// Bytes of a key of one token and head.
-size_t token_bytes(KVFormat format, const HeadShape &heads) {
+// Bytes of a key, or a value, of one token and head.
+size_t token_bytes(KVFormat format, int padded_dim) {
   const size_t element = format == KVFormat::f32 ? 4 : format == KVFormat::bf16 ? 2 : 1;
-  return size_t(heads.padded_dim) * element + (format == KVFormat::i8 ? sizeof(float) : 0);
+  return size_t(padded_dim) * element + (format == KVFormat::i8 ? sizeof(float) : 0);
+}
+
+// Bytes of the key of one token and head, and of its value, if that is stored.
+size_t both_bytes(const KVConfig &c, const HeadShape &heads) {
+  return token_bytes(c.format, heads.padded_dim) + (c.keys_are_values ? 0 : token_bytes(c.format, heads.padded_value));
 }
 
 // Bytes of a layer's keys and values in a block.
 size_t slot_bytes(const KVConfig &c) {
   auto of_heads = [&](const HeadShape &of) {
-    const size_t of_token = size_t(c.parts()) * token_bytes(c.format, of);
-    return product(product(of_token, size_t(c.block_size)), size_t(of.num_kv_heads));
+    return product(product(both_bytes(c, of), size_t(c.block_size)), size_t(of.num_kv_heads));
   };
-  size_t most = of_heads(c.heads());
+  size_t most = of_heads(c.heads);
   for (const HeadShape &other : c.more_heads) most = std::max(most, of_heads(other));
   return most;
 }
@@ -61,11 +65,13 @@ KVLayer KVCache::layer(int slot, const HeadShape &heads) const {
   layer.parts = config_.parts();
   layer.block_size = config_.block_size;
   layer.num_kv_heads = heads.num_kv_heads;
-  layer.head_dim = heads.head_dim;
   layer.padded_dim = heads.padded_dim;
-  layer.token_bytes = token_bytes(config_.format, heads);
+  layer.padded_value = heads.padded_value;
+  layer.token_bytes = token_bytes(config_.format, heads.padded_dim);
+  layer.both_bytes = both_bytes(config_, heads);
   layer.tile_bytes = kTile * layer.token_bytes;
-  layer.head_stride = product(size_t(layer.parts) * layer.token_bytes, size_t(config_.block_size));
+  layer.both_tiles_bytes = kTile * layer.both_bytes;
+  layer.head_stride = product(layer.both_bytes, size_t(config_.block_size));
   layer.block_stride = block_bytes_;
   layer.base = memory_.data() + slot_bytes_ * size_t(slot);
   return layer;
@@ -97,7 +103,7 @@ void KVCache::touch(int begin, int end, int head_begin, int head_end) {
     volatile uint8_t *last = to - 1;
     *last = *last;
   };
-  const bool is_last = head_end == config_.num_kv_heads;
+  const bool is_last = head_end == config_.heads.num_kv_heads;
   const size_t stride = layer(0).head_stride, first = stride * size_t(head_begin);
   const size_t last = is_last ? slot_bytes_ : stride * size_t(head_end);
   for (int id = begin; id < end; ++id) {

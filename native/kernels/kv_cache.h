@@ -10,17 +10,22 @@
 
 namespace foreword::kernels {
 
-// The heads of a layer: of its keys and values, and of its queries. padded_dim: head_dim rounded up to whole vectors of
-// every instruction set.
+// The heads of a layer: of its keys and values, and of its queries. padded_dim, padded_value: the sizes of a key and of
+// a value, rounded up to whole vectors of every instruction set.
 struct HeadShape {
-  int num_kv_heads, head_dim, padded_dim, num_heads;
+  int num_kv_heads, head_dim, padded_dim, num_heads, value_dim, padded_value;
 
   int per_key() const { return num_heads / num_kv_heads; }
+  static HeadShape of(int num_kv_heads, int head_dim, int num_heads, int value_dim) {
+    auto padded = [](int dim) { return (dim + kTile - 1) / kTile * kTile; };
+    return {num_kv_heads, head_dim, padded(head_dim), num_heads, value_dim, padded(value_dim)};
+  }
 };
 
 struct KVConfig {
   KVFormat format;
-  int num_blocks, block_size, num_slots, num_kv_heads, head_dim, padded_dim;
+  int num_blocks, block_size, num_slots;
+  HeadShape heads;  // those of the model
   bool keys_are_values;  // latent attention: each head is stored once
   RecurrentConfig recurrent;
   std::vector<HeadShape> more_heads = {};  // other shapes of some layers; a slot has room for the largest
@@ -29,7 +34,6 @@ struct KVConfig {
   int num_state_slots = 0;
 
   int parts() const { return keys_are_values ? 1 : 2; }
-  HeadShape heads(int num_heads = 0) const { return {num_kv_heads, head_dim, padded_dim, num_heads}; }
   int num_ids() const { return num_blocks + num_states; }
   int first_state() const { return num_states ? num_blocks : 0; }
 };
@@ -42,7 +46,7 @@ class KVCache {
   static size_t bytes(const KVConfig &config);
 
   const KVConfig &config() const { return config_; }
-  KVLayer layer(int slot) const { return layer(slot, config_.heads()); }
+  KVLayer layer(int slot) const { return layer(slot, config_.heads); }
   KVLayer layer(int slot, const HeadShape &heads) const;
   // The state of a recurrent layer, recurrent.state_floats() floats.
   float *state(int slot, int32_t id) const;

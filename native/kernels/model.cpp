@@ -90,9 +90,10 @@ Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &is
       isa(isa),
       pool(num_threads, std::move(groups)),
       kv(kv_config),
-      padded_dim(kv_config.padded_dim),
-      heads{kv_config.heads(config.num_heads)},
+      padded_dim(kv_config.heads.padded_dim),
+      heads{kv_config.heads},
       arenas_(size_t(pool.num_teams())) {
+  heads.front().num_heads = config.num_heads;
   heads.insert(heads.end(), kv_config.more_heads.begin(), kv_config.more_heads.end());
   if (pool.num_teams() > 1) kv.use_small_pages();
 }
@@ -101,7 +102,7 @@ void Model::touch_cache() {
   pool.run([&](int thread) {
     const ThreadPool::Team &team = pool.team(thread);
     const Share blocks = member_share(kv.config().num_ids(), team);
-    const Share heads = team_share(kv.config().num_kv_heads, pool, team.group);
+    const Share heads = team_share(kv.config().heads.num_kv_heads, pool, team.group);
     if (heads.begin < heads.end) kv.touch(blocks.begin, blocks.end, heads.begin, heads.end);
   });
 }

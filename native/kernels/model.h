@@ -80,9 +80,11 @@ struct Moe {
   float softcap = 0.f;                     // caps the scores; 0: none
   float sparse_mix = -1.f;                 // see MoeSpec; below 0: none
   int num_groups = 1, groups_per_token = 1;
+  int identities = 0;           // experts behind the others whose output is their input
+  bool ranks_outputs = false;   // experts are chosen by the outputs of the router, not by probabilities
   float scale = 1.f, sum_eps = 0.f;  // sum_eps: added to the sum that norm_topk divides by
   Vector scores_bias = nullptr;  // added to the router's scores
-  Vector router_bias = nullptr;  // added to probabilities for the choice alone
+  Vector router_bias = nullptr;  // added to what experts are chosen by, for the choice alone
   bool scales_inputs = false;    // probabilities multiply the inputs of experts, not their outputs
   Linear latent_in, latent_out;  // before and after the experts; without parts: these take and give hidden numbers
 
@@ -92,6 +94,7 @@ struct Moe {
   Vector expert_scales = nullptr;
 
   const Mlp &expert() const { return experts[0]; }
+  int num_choices() const { return int(experts.size()) + identities; }
   // Returns whether the experts read other numbers than the router, so that their sum is not the output either.
   bool has_own_inputs() const { return experts_norm || !latent_in.parts.empty(); }
   // The inputs and outputs of an expert.
@@ -144,11 +147,14 @@ struct StreamUpdate {
   Linear laurel_left, laurel_right;
 };
 
-// qkv without parts: the layer has neither attention nor a state; neither mlp nor moe: it has none of both.
+// qkv without parts: the layer has neither attention nor a state; neither mlp nor moe: it has none of both. late_moe:
+// experts beside the mlp, with its input; their output is added after the mlp of the following layer.
 // beside: the input of its first product is that of the layer before, which has neither mlp nor moe.
 struct Layer {
   Norm attn_norm, mlp_norm, post_attn_norm, post_mlp_norm;
   Vector q_norm = nullptr, k_norm = nullptr;  // for a head, or for all heads together: joint_qk_norm
+  bool centred_qk = false;    // q_norm and k_norm are LayerNorm, with padded_dim weights for each head
+  Vector q_norm_bias = nullptr, k_norm_bias = nullptr;
   Vector v_norm = nullptr;                    // for a head
   float qk_eps = 0.f;                         // that of q_norm and k_norm
   Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr, o_bias = nullptr;
@@ -168,7 +174,7 @@ struct Layer {
   std::unique_ptr<Recurrent> recurrent;  // in place of attention
   std::unique_ptr<Latent> latent;        // for latent attention
   std::unique_ptr<Mlp> mlp;
-  std::unique_ptr<Moe> moe;
+  std::unique_ptr<Moe> moe, late_moe;
   int rope = -1;  // index of its rotary embedding; −1: none
   int64_t sliding_window = 0;
   bool chunked = false;  // a query at p sees keys from p − p mod sliding_window on
@@ -318,7 +324,8 @@ class Model {
   SourceMatrix positions{};  // a row for each position; without data: none
   PerLayerConfig per_layer;
   StreamsConfig streams;
-  Norm embed_norm, final_norm, logits_norm;  // the last one times logit_scale
+  Norm embed_norm, final_norm, logits_norm;  // the last one times logit_scale; it is that of `head`, if there is one
+  Linear head;  // logits are of norm(act(norm(x) headᵀ)); without parts: of norm(x)
   Vector logits_bias = nullptr;  // models that have it have no screen
   Linear lm_head;
   Screen screen;

@@ -147,7 +147,11 @@ void make_head(const Head &h, float *out) {
   const float *x = h.from;
   if (h.bias || h.norm) {
     for (int d = 0; d < h.dim; ++d) out[d] = h.bias ? x[d] + h.bias[d] : x[d];
-    if (h.norm) rms_norm(out, h.norm, h.dim, h.norm_eps, out);
+    if (h.norm && h.centred) {
+      layer_norm(out, h.norm, h.norm_bias, h.dim, h.norm_eps, out);
+    } else if (h.norm) {
+      rms_norm(out, h.norm, h.dim, h.norm_eps, out);
+    }
     x = out;
   }
   const F32 factor = set1(h.factor);

@@ -278,6 +278,7 @@ class CpuModel:
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        value_dim: int,
         vocab_size: int,
         norm_eps: float,
         query_scale: float,
@@ -306,7 +307,7 @@ class CpuModel:
         num_threads: int,
         recurrent: dict[str, int] = {},
         cpu_groups: Sequence[Sequence[int]] = [],
-        more_heads: Sequence[tuple[int, int, int]] = [],
+        more_heads: Sequence[tuple[int, int, int, int]] = [],
         num_states: int = 0,
         num_state_slots: int = 0,
     ) -> None: ...
@@ -350,6 +351,9 @@ class CpuModel:
         logits_bias: int = -1,
         embed_norm: int = -1,
         embed_norm_bias: int = -1,
+        head: int = -1,
+        head_norm: int = -1,
+        head_norm_bias: int = -1,
     ) -> None: ...
     def step(
         self,
@@ -513,8 +517,9 @@ def kv_bytes(
     num_slots: int,
     num_kv_heads: int,
     head_dim: int,
+    value_dim: int,
     recurrent: dict[str, int] = {},
-    more_heads: Sequence[tuple[int, int, int]] = [],
+    more_heads: Sequence[tuple[int, int, int, int]] = [],
     keys_are_values: bool = False,
     num_states: int = 0,
     num_state_slots: int = 0,

@@ -83,7 +83,7 @@ def test_the_head_of_latent_attention_is_stored_once_as_the_pool_is_planned(kv_f
     spec = DECODERS["latent attention"]
     weights, options = random_weights(spec), DeviceOptions(dtype="fp32", kv_format=kv_format)
     model = DecoderOnRows(spec, weights, **POOL, device=WHERE, dtype="fp32", kv_format=kv_format)
-    planned = 2 * KINDS["device"].bytes_per_value(spec, weights, options) * POOL["block_size"] * spec.key_size
+    planned = KINDS["device"].bytes_per_value(spec, weights, options) * POOL["block_size"] * spec.token_size
     assert model.cache.block_bytes == planned * spec.num_slots
     assert tokens(spec, DeviceExecutor(model, Device())) == tokens(spec, NumpyExecutor(spec, weights, **POOL))
 

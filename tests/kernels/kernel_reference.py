@@ -16,6 +16,7 @@ from foreword.models.spec import (
     MoeSpec,
     NormPlaces,
     PerLayerSpec,
+    QKLayerNorm,
     QueryGrowth,
     RopeSpec,
     StreamsSpec,
@@ -298,11 +299,10 @@ SPECS: dict[str, DecoderSpec] = {
         qkv_bias=True,
         o_bias=True,
         mlp_bias=True,
-        attn_sinks=True,
         clamped_gate=ClampedGate(1.7, 0.5),
         layers=(
-            LayerSpec(rope(16), 24, moe=MoeSpec(5, 2, 64, scores_bias=True)),
-            LayerSpec(rope(16)),
+            LayerSpec(rope(16), 24, moe=MoeSpec(5, 2, 64, scores_bias=True), has_sinks=True),
+            LayerSpec(rope(16), has_sinks=True),
             LayerSpec(rope(16), 24),
         ),
     ),
@@ -319,7 +319,10 @@ SPECS: dict[str, DecoderSpec] = {
         ),
     ),
     "latent_of_one_product": tiny_spec(
-        num_kv_heads=1, head_dim=28, mla=MlaSpec(0, 20, 12, 8, 18), layers=(LayerSpec(rope(8)), LayerSpec(rope(8)))
+        num_kv_heads=1,
+        head_dim=28,
+        mla=MlaSpec(0, 20, 12, 8, 18, kv_scale=1.7),
+        layers=(LayerSpec(rope(8)), LayerSpec(rope(8))),
     ),
     "short_conv": tiny_spec(
         qk_norm=True,
@@ -393,8 +396,8 @@ SPECS: dict[str, DecoderSpec] = {
         layer_scales=True,
         layers=(
             LayerSpec(rope(16), 24, unit_v=True),
-            LayerSpec(rope(28), heads=HeadShape(3, 28, 6), unit_v=True, values_are_keys=True),
-            LayerSpec(rope(28), heads=HeadShape(3, 28, 6), reads_layer=1, intermediate_size=208),
+            LayerSpec(rope(28), heads=HeadShape(3, 28, 6, 28), unit_v=True, values_are_keys=True),
+            LayerSpec(rope(28), heads=HeadShape(3, 28, 6, 28), reads_layer=1, intermediate_size=208),
             LayerSpec(rope(16), 24, reads_layer=0),
             LayerSpec(rope(16), moe=MoeSpec(5, 2, 64, shared_intermediate_size=160, shared_gate=False, own_norms=True)),
         ),
@@ -405,13 +408,25 @@ SPECS: dict[str, DecoderSpec] = {
         attn_gate=True,
         head_gates=True,
         softplus_gates=True,
-        attn_sinks=True,
         layers=(
-            LayerSpec(rope(8)),
-            LayerSpec(rope(16), 24, heads=HeadShape(2, 16, 10), moe=MoeSpec(5, 2, 64, scoring="sigmoid", softcap=1.5)),
-            LayerSpec(rope(16), 24, heads=HeadShape(2, 16, 2)),
+            LayerSpec(rope(8), has_sinks=True),
+            LayerSpec(
+                rope(16),
+                24,
+                heads=HeadShape(2, 16, 10, 16),
+                moe=MoeSpec(5, 2, 64, scoring="sigmoid", softcap=1.5),
+                has_sinks=True,
+            ),
+            LayerSpec(rope(16), 24, heads=HeadShape(2, 16, 2, 16), has_sinks=True),
         ),
     ),
+    "narrow_values": tiny_spec(
+        value_dim=12,
+        qkv_bias=True,
+        attn_gate=True,
+        layers=(LayerSpec(rope(16), 24, has_sinks=True), LayerSpec(rope(8), heads=HeadShape(3, 16, 6, 12))),
+    ),
+    "wide_values": tiny_spec(value_dim=44, attn_softcap=3.0, clip_qkv=0.5),
     "slopes": tiny_spec(
         slopes=(0.5, 0.25, 2.0, 0.02, 0.0, 0.7),
         clip_qkv=0.3,
@@ -428,6 +443,28 @@ SPECS: dict[str, DecoderSpec] = {
             LayerSpec(rope(16), moe=MoeSpec(8, 2, 64, router_bias=True, num_groups=4, groups_per_token=2)),
         )
     ),
+    "outputs_ranked": tiny_spec(
+        layers=(
+            LayerSpec(rope(16), moe=MoeSpec(7, 3, 64, scoring="sigmoid", router_bias=True, ranks_outputs=True)),
+            LayerSpec(rope(16), moe=MoeSpec(5, 4, 64, router_bias=True, scale=3.0, identities=6)),
+        )
+    ),
+    "late_experts": tiny_spec(
+        residual_scale=0.8,
+        layers=(
+            LayerSpec(rope(16), late_moe=MoeSpec(5, 4, 64, norm_topk=False, router_bias=True, identities=3)),
+            LayerSpec(rope(16), late_moe=MoeSpec(4, 2, 64)),
+            LayerSpec(rope(16)),
+        ),
+    ),
+    "centred": tiny_spec(
+        qk_norm=True,
+        qk_layer_norm=QKLayerNorm(has_bias=True),
+        head_dim=20,
+        layers=(LayerSpec(rope(8)), LayerSpec(None)),
+    ),
+    "centred_heads": tiny_spec(qk_norm=True, qk_layer_norm=QKLayerNorm(of_heads=True), head_dim=20, qkv_bias=True),
+    "dense_head": tiny_spec(head_dense=True, layer_norm=True, embed_norm=True, activation="gelu_tanh", logit_scale=0.7),
     "streams": tiny_spec(
         qk_norm=True,
         activation="gelu_tanh",
@@ -456,6 +493,7 @@ class Reference:
         x0 = x
         inputs = spec.per_layer and self._own_inputs(x, tokens, spec.per_layer)
         kept: dict[int, tuple[Floats, Floats]] = {}
+        late: dict[int, Floats] = {}
         streams = [x, *(_like(x @ self._w(f"stream_in.{k}").T, x) for k in self._others)]
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
@@ -482,7 +520,10 @@ class Reference:
                     h = self._rounded(self._residual_norm(own, p + "mlp_norm") if norms[2] else own)
                 m = self._mlp(p, h, layer.gate_cutoff) if layer.moe is None else self._moe(p, layer.moe, h, x)
                 m = self._residual_norm(m, p + "post_mlp_norm") if norms[3] else m
+                if layer.late_moe is not None:
+                    late[i + 1] = self._moe(p, layer.late_moe, h, x)
                 x = x + spec.residual_scale * layer.mlp_scale * m
+            x = x + late.get(i, 0)
             if spec.streams:
                 factors, change = 1 + self._routed(p, x) @ self._w(p + "streams_correct").T, x - streams[0]
                 streams = [stream + factors[:, k : k + 1] * change for k, stream in enumerate(streams)]
@@ -498,7 +539,10 @@ class Reference:
             out = [_like(streams[k] @ self._w(f"stream_out.{k}").T, streams[0]) for k in self._others]
             x = sum(out, streams[0]) / spec.streams.num_streams
         head = self._w("embed" if spec.tie_embeddings else "lm_head")
-        logits = self._residual_norm(x, "final_norm") @ head.T * spec.logit_scale
+        x = self._residual_norm(x, "final_norm")
+        if spec.head_dense:
+            x = self._residual_norm(self._act(x @ self._w("head_dense").T), "head_norm")
+        logits = x @ head.T * spec.logit_scale
         return _cap(logits + self._bias("logits_bias", spec.logits_bias), spec.final_softcap)
 
     @property
@@ -538,19 +582,26 @@ class Reference:
     ) -> Floats:
         """kept: the keys and values of the layers so far."""
         spec, n = self.spec, len(h)
-        num_kv_heads, head_dim, num_heads = layer.heads or (spec.num_kv_heads, spec.head_dim, spec.num_heads)
+        own = spec.num_kv_heads, spec.head_dim, spec.num_heads, spec.value_dim or spec.head_dim
+        num_kv_heads, head_dim, num_heads, value_dim = layer.heads or own
         if spec.mla is not None:
             return self._latent_attention(p, layer, spec.mla, h)
         reads, tied = layer.reads_layer is not None, layer.values_are_keys
         q, k, v = (
-            (h @ self._w(p + s).T + (self._w(p + s + "_bias") if spec.qkv_bias else 0)).reshape(n, -1, head_dim)
-            for s in ("q", "q" if reads else "k", "q" if reads else "k" if tied else "v")
+            (h @ self._w(p + s).T + (self._w(p + s + "_bias") if spec.qkv_bias else 0)).reshape(n, -1, size)
+            for s, size in (
+                ("q", head_dim),
+                ("q" if reads else "k", head_dim),
+                ("q" if reads else "k" if tied else "v", value_dim),
+            )
         )
         if spec.joint_qk_norm:
             q, k = (
                 _norm(v.reshape(n, -1), self._w(p + s), spec.norm_eps).reshape(v.shape)
                 for v, s in ((q, "q_norm"), (k, "k_norm"))
             )
+        elif spec.qk_layer_norm is not None:
+            q, k = self._centred(q, p + "q_norm"), self._centred(k, p + "k_norm")
         elif spec.qk_norm:
             of_keys = self._w(p + ("q_norm" if reads else "k_norm"))
             q, k = _norm(q, self._w(p + "q_norm"), spec.norm_eps), _norm(k, of_keys, spec.norm_eps)
@@ -580,7 +631,7 @@ class Reference:
         if layer.chunked:
             visible &= i // layer.sliding_window == j // layer.sliding_window
         s = np.where(visible, s, -np.inf)
-        sinks = self._w(p + "sinks")[:, None, None] if spec.attn_sinks else np.full((1, 1, 1), -np.inf)
+        sinks = self._w(p + "sinks")[:, None, None] if layer.has_sinks else np.full((1, 1, 1), -np.inf)
         top = np.maximum(s.max(-1, keepdims=True), sinks)
         e, sinks = np.exp(s - top), np.exp(sinks - top)
         a = np.einsum("hij,jhd->ihd", e / (e.sum(-1, keepdims=True) + sinks), v).reshape(n, -1)
@@ -591,6 +642,11 @@ class Reference:
         a = self._rounded(_norm(a, self._w(p + "inner_attn_norm"), spec.norm_eps) if spec.inner_norms else a)
         return a @ self._w(p + "o").T + (self._w(p + "o_bias") if spec.o_bias else 0)
 
+    def _centred(self, x: Floats, name: str) -> Floats:
+        centred = x - x.mean(-1, keepdims=True)
+        out = _norm(centred, self._w(name), self.spec.norm_eps)
+        return out + self._bias(name + "_bias", bool(self.spec.qk_layer_norm and self.spec.qk_layer_norm.has_bias))
+
     def _latent_attention(self, p: str, layer: LayerSpec, mla: MlaSpec, h: Floats) -> Floats:
         """With the keys and values of every head, as DeepSeek's report has them (arXiv 2405.04434)."""
         n, heads, r, has_bias = len(h), self.spec.num_heads, mla.rope_dim, self.spec.qkv_bias
@@ -600,7 +656,7 @@ class Reference:
             u = _norm(u, self._w(p + "q_a_norm"), mla.norm_eps)
         q = (u @ self._w(p + "q").T).reshape(n, heads, -1)
         kv = h @ self._w(p + "kv_a").T + self._bias(p + "kv_a_bias", has_bias)
-        latent = _norm(kv[:, r:], self._w(p + "kv_a_norm"), mla.norm_eps)
+        latent = mla.kv_scale * _norm(kv[:, r:], self._w(p + "kv_a_norm"), mla.norm_eps)
         k, v = ((latent @ self._w(p + name).T).reshape(n, heads, -1) for name in ("k_b", "v_b"))
         rotary = np.repeat(_rotate(kv[:, None, :r], layer.rope), heads, axis=1)
         q, k = np.concatenate([_rotate(q[..., :r], layer.rope), q[..., r:]], -1), np.concatenate([rotary, k], -1)
@@ -736,13 +792,16 @@ class Reference:
                 for weight, expert in _rounds(scores[t], moe.experts_per_token, moe.sparse_mix):
                     out[t] += weight * self._mlp(f"{p}experts.{expert}.", inputs[t : t + 1])[0]
                 continue
-            order = (row + bias).reshape(moe.num_groups, -1)
+            order = ((scores[t] if moe.ranks_outputs else row) + bias).reshape(moe.num_groups, -1)
             best = [np.sort(group)[-2:].sum() if moe.router_bias else group.max() for group in order]
             order[np.argsort(best)[: moe.num_groups - moe.groups_per_token]] = -np.inf
             chosen = np.argsort(-order.ravel(), kind="stable")[: moe.experts_per_token]
             share = moe.scale * (row[chosen] / (row[chosen].sum() + moe.sum_eps) if moe.norm_topk else row[chosen])
             share = share * self._w(p + "expert_scales")[chosen] if moe.own_norms else share
             for weight, expert in zip(share, chosen, strict=True):
+                if expert >= moe.num_experts:
+                    out[t] += weight * inputs[t]
+                    continue
                 before, after = (weight, 1) if moe.scales_inputs else (1, weight)
                 out[t] += after * self._mlp(f"{p}experts.{expert}.", before * inputs[t : t + 1])[0]
         out = out @ self._w(p + "latent_out").T if moe.latent_size else out

@@ -114,7 +114,7 @@ def test_threads_do_not_change_a_bit(weight_format, kv_format, num_threads):
 @pytest.mark.one_in(15)
 @every_isa
 @pytest.mark.parametrize(
-    "name", ["mamba2", "mamba1", "gated_delta", "moe", "chunks", "beside", "latent_experts", "latent"]
+    "name", ["mamba2", "mamba1", "gated_delta", "moe", "chunks", "beside", "latent_experts", "latent", "late_experts"]
 )
 def test_chunks_and_threads_do_not_change_a_bit_of_other_layers(name, isa):
     spec = SPECS[name]
@@ -149,7 +149,20 @@ def test_long_chunks_do_not_change_a_bit_of_experts(weight_format, num_threads):
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
 @pytest.mark.parametrize(
-    "name", ["llama", "moe", "gemma", "mamba2", "mamba1", "gated_delta", "chunks", "beside", "latent"]
+    "name",
+    [
+        "llama",
+        "moe",
+        "gemma",
+        "mamba2",
+        "mamba1",
+        "gated_delta",
+        "chunks",
+        "beside",
+        "latent",
+        "late_experts",
+        "narrow_values",
+    ],
 )
 def test_other_requests_do_not_change_a_bit(name, weight_format, kv_format):
     spec = SPECS[name]

@@ -51,8 +51,9 @@ def test_parts_of_a_long_prompt_give_its_logits(name):
 
 @pytest.mark.parametrize("block_size", [1, 2, 7, 16, 48])
 @pytest.mark.parametrize("kv_format", ["fp32", "bf16", "int8"])
-def test_any_block_size_holds_the_same_keys(block_size, kv_format):
-    spec = SPECS["gemma"]
+@pytest.mark.parametrize("name", ["gemma", "wide_values"])
+def test_any_block_size_holds_the_same_keys(name, block_size, kv_format):
+    spec = SPECS[name]
     weights = random_weights(spec)
     tokens = tokens_of(spec, 70)
 
@@ -268,8 +269,21 @@ def test_the_head_of_latent_attention_is_stored_once(kv_format):
         numpy = NumpyExecutor(spec, weights, num_blocks=4, block_size=16)
         assert numpy.block_bytes == native.block_bytes
     kind = KINDS["native"]
-    planned = 2 * kind.bytes_per_value(spec, weights, NativeOptions(kv_format=kv_format)) * 16 * spec.key_size
+    planned = kind.bytes_per_value(spec, weights, NativeOptions(kv_format=kv_format)) * 16 * spec.token_size
     assert spec.num_slots * planned == native.block_bytes
+
+
+@pytest.mark.parametrize("kv_format", ["fp32", "bf16", "int8"])
+def test_values_of_another_size_than_keys_take_as_much_memory_as_they_have_numbers(kv_format):
+    spec = tiny_spec(value_dim=48)
+    weights, options = random_weights(spec), NativeOptions(kv_format=kv_format)
+    native = NativeExecutor(spec, weights, num_blocks=4, block_size=16, kv_format=kv_format)
+    of_head = (16 + 48) * {"fp32": 4, "bf16": 2, "int8": 1}[kv_format] + (8 if kv_format == "int8" else 0)
+    assert native.block_bytes == spec.num_slots * 16 * spec.num_kv_heads * of_head
+    planned = KINDS["native"].bytes_per_value(spec, weights, options) * 16 * spec.token_size
+    assert spec.num_slots * planned == native.block_bytes
+    if kv_format == "fp32":
+        assert NumpyExecutor(spec, weights, num_blocks=4, block_size=16).block_bytes == native.block_bytes
 
 
 @pytest.mark.parametrize("head_dim", [16, 20, 64])

@@ -24,7 +24,7 @@ def test_the_last_layers_read_the_keys_of_the_last_one_of_their_kind(tmp_path):
     places = spec.places()
     assert (places[4], places[5]) == (places[2], places[3])
     assert sorted(i for group in spec.kv_groups() for i in group.layers) == [0, 1, 2, 3]
-    assert spec.head_shapes == (HeadShape(2, 8, 4), HeadShape(1, 12, 4))
+    assert spec.head_shapes == (HeadShape(2, 8, 4, 8), HeadShape(1, 12, 4, 12))
     assert [layer.intermediate_size for layer in spec.layers] == [40] * 4 + [80] * 2
 
 
@@ -85,8 +85,8 @@ def test_a_key_head_of_full_layers_is_not_divided_among_processes(tmp_path):
     with pytest.raises(ConfigError, match=r"must divide the model's 4 heads and 1 and 2 key heads; use one of 1"):
         two.spec(load_model(make(tmp_path, "gemma4")).spec)
     assert two.spec(load_model(make(tmp_path, "gemma4-plain")).spec).head_shapes == (
-        HeadShape(1, 8, 2),
-        HeadShape(1, 16, 2),
+        HeadShape(1, 8, 2, 8),
+        HeadShape(1, 16, 2, 16),
     )
 
 

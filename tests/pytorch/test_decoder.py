@@ -219,7 +219,7 @@ def test_copied_and_zeroed_blocks_are_those_of_the_original():
 def test_the_head_of_latent_attention_is_stored_once_as_the_pool_is_planned():
     name, spec = next((name, spec) for name, spec in SPECS.items() if spec.mla is not None)
     options = TorchOptions(dtype="fp32")
-    planned = 2 * KINDS["torch"].bytes_per_value(spec, WEIGHTS[name], options) * BLOCK_SIZE * spec.key_size
+    planned = KINDS["torch"].bytes_per_value(spec, WEIGHTS[name], options) * BLOCK_SIZE * spec.token_size
     executor = make(spec, WEIGHTS[name])
     assert executor.block_bytes == planned * spec.num_slots == 4 * BLOCK_SIZE * spec.head_dim * spec.num_slots
 

@@ -177,9 +177,9 @@ std::vector<float> random_numbers(size_t count) {
 std::vector<float> latent_attention(const Isa &isa, KVFormat format, int block_size) {
   constexpr int kDim = 96, kKeys = 75, kQueries = 3;
   const int blocks = kKeys / block_size + 1;
-  const KVCache cache({format, blocks, block_size, 1, 1, kDim, kDim, true, {}});
+  const KVCache cache({format, blocks, block_size, 1, HeadShape::of(1, kDim, kHeads, kDim), true, {}});
   const KVLayer kv = cache.layer(0);
-  const AttentionConfig config{kHeads, 1, kDim, kDim, 0.f, 0, false, format == KVFormat::i8};
+  const AttentionConfig config{kHeads, 1, kDim, kDim, kDim, 0.f, 0, false, format == KVFormat::i8};
   Buffer<uint8_t> scratch;
   scratch.reserve(isa.attention_scratch_bytes(config));
 

@@ -23,11 +23,12 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
     layer.o.add_kinds(kinds_);
   }
   for (const HeadShape &shape : ctx_.model.heads) {
-    rows_.push_back({FloatRows(shape.num_heads * shape.padded_dim), FloatRows(shape.num_heads * shape.head_dim),
-                     shape.head_dim < shape.padded_dim});
+    rows_.push_back({FloatRows(shape.num_heads * shape.padded_dim), FloatRows(shape.num_heads * shape.value_dim),
+                     shape.value_dim != shape.padded_dim});
     const int tile_rows = ctx_.isa.attention_queries(config(shape, {0})) * shape.per_key();
-    partial_stride_ = std::max(partial_stride_, size_t(tile_rows) * size_t(shape.padded_dim + kStateExtra));
-    for (Scratch &scratch : scratch_) scratch.key_value.reserve(size_t(3 * shape.padded_dim));
+    partial_stride_ = std::max(partial_stride_, size_t(tile_rows) * size_t(shape.padded_value + kStateExtra));
+    const int widest = std::max(shape.padded_dim, shape.padded_value);
+    for (Scratch &scratch : scratch_) scratch.key_value.reserve(size_t(3 * widest));
   }
 }
 
@@ -53,9 +54,9 @@ void AttentionStage::reserve() {
   ctx_.first.reserve(ctx_.part_tokens(has_whole_));
   for (size_t i = 0; i < rows_.size(); ++i) {
     rows_[i].queries.reserve(in.num_tokens);
-    if (rows_[i].is_padded) rows_[i].own_out.reserve(in.num_tokens);
+    if (rows_[i].is_apart) rows_[i].own_out.reserve(in.num_tokens);
     const HeadShape &shape = ctx_.model.heads[i];
-    values = std::max(values, shape.num_heads * std::max(shape.head_dim, c.latent.value_dim));
+    values = std::max(values, shape.num_heads * std::max(shape.value_dim, c.latent.value_dim));
   }
   o_input_.reserve(in.num_tokens, values, ctx_.with_loras(kinds_), ctx_.pool.size());
   latent_.reserve();
@@ -118,18 +119,18 @@ void AttentionStage::make_rows(int thread, const Layer &layer, Share tokens) {
   const float limit = ctx_.model.config.clip_qkv;
   const HeadShape &shape = ctx_.model.heads_of(layer);
   const Share share = share_of(tokens.end - tokens.begin, thread, ctx_.pool.size());
-  auto make = [&](float *row, Vector bias, Vector norm, int num_heads) {
-    const int size = num_heads * shape.head_dim;
+  auto make = [&](float *row, Vector bias, Vector norm, int size) {
     for (int i = 0; bias && i < size; ++i) row[i] += bias[i];
     if (norm) ctx_.isa.norm_parts(row, norm, 0, 1, size, layer.qk_eps, row);
     for (int i = 0; limit > 0.f && i < size; ++i) row[i] = std::clamp(row[i], -limit, limit);
   };
   for (int r = share.begin; r < share.end; ++r) {
     float *row = qkv_row(layer, r);
-    make(row, layer.q_bias, layer.q_norm, shape.num_heads);
-    if (layer.writes) make(row + layer.qkv.parts[1].offset, layer.k_bias, layer.k_norm, shape.num_kv_heads);
+    make(row, layer.q_bias, layer.q_norm, shape.num_heads * shape.head_dim);
+    const int keys = shape.num_kv_heads * shape.head_dim;
+    if (layer.writes) make(row + layer.qkv.parts[1].offset, layer.k_bias, layer.k_norm, keys);
     if (limit > 0.f && layer.writes) {
-      make(row + layer.qkv.parts[2].offset, layer.v_bias, nullptr, shape.num_kv_heads);
+      make(row + layer.qkv.parts[2].offset, layer.v_bias, nullptr, shape.num_kv_heads * shape.value_dim);
     }
   }
 }
@@ -147,17 +148,20 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer, Share toke
   const int64_t *slots = ctx_.input.groups[size_t(layer.group)].slot_mapping;
   const int k_offset = layer.writes ? layer.qkv.parts[1].offset : 0;
   const int v_offset = layer.writes ? layer.qkv.parts[size_t(layer.v_part)].offset : 0;
-  float *key = scratch_[size_t(thread)].key_value.data(), *value = key + padded, *scratch = value + padded;
-  std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
+  float *key = scratch_[size_t(thread)].key_value.data(), *value = key + padded, *scratch = value + shape.padded_value;
+  std::memset(key, 0, sizeof(float) * size_t(padded + shape.padded_value));
 
   auto unless_made = [&](Vector v) { return makes_rows() ? nullptr : v; };
   const Vector q_norm = unless_made(layer.q_norm), k_norm = unless_made(layer.k_norm);
   const Vector q_bias = unless_made(layer.q_bias), k_bias = unless_made(layer.k_bias);
   const Vector v_bias = c.clip_qkv > 0.f ? nullptr : layer.v_part == 1 ? layer.k_bias : layer.v_bias;
-  auto make = [&](float *out, const float *from, int offset, Vector bias, Vector norm, Vector scales, RotaryRow rotary,
-                  float factor, float eps) {
-    auto of_head = [&](Vector v) { return v ? v + offset : nullptr; };
-    ctx_.isa.make_head({dim, from + offset, of_head(bias), norm, of_head(scales), eps, rotary, factor}, out);
+  auto of_head = [](Vector v, int offset) { return v ? v + offset : nullptr; };
+  auto make = [&](float *out, int size, const float *from, int nth, Vector bias, Vector norm, Vector norm_bias,
+                  Vector scales, RotaryRow rotary, float factor, float eps, bool centred) {
+    const int offset = nth * size, of_norm = centred ? nth * padded : 0;
+    ctx_.isa.make_head({size, from + offset, of_head(bias, offset), of_head(norm, of_norm), of_head(scales, offset),
+                        eps, rotary, factor, centred, of_head(norm_bias, of_norm)},
+                       out);
   };
 
   auto store = [&](int unit) {
@@ -166,14 +170,17 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer, Share toke
     const RotaryRow rotary = embedding_.rotary(layer.rope, token);
     if (nth < num_heads) {
       const int head = heads.begin * per_key + nth;
-      make(queries.row(token) + head * padded, row, head * dim, q_bias, q_norm, layer.q_scales, rotary,
-           c.query_scale * kLog2E * layer.query_growth.at(ctx_.input.positions[token]), layer.qk_eps);
+      const float growth = layer.query_growth.at(ctx_.input.positions[token]);
+      make(queries.row(token) + head * padded, dim, row, head, q_bias, q_norm, layer.q_norm_bias, layer.q_scales,
+           rotary, c.query_scale * kLog2E * growth, layer.qk_eps, layer.centred_qk);
       return;
     }
     if (slots[token] < 0) return;
-    const int kv_head = heads.begin + nth - num_heads, offset = kv_head * dim;
-    make(key, row + k_offset, offset, k_bias, k_norm, layer.k_scales, rotary, 1.f, layer.qk_eps);
-    make(value, row + v_offset, offset, v_bias, layer.v_norm, nullptr, {}, 1.f, c.norm_eps);
+    const int kv_head = heads.begin + nth - num_heads;
+    make(key, dim, row + k_offset, kv_head, k_bias, k_norm, layer.k_norm_bias, layer.k_scales, rotary, 1.f,
+         layer.qk_eps, layer.centred_qk);
+    make(value, shape.value_dim, row + v_offset, kv_head, v_bias, layer.v_norm, nullptr, nullptr, {}, 1.f, c.norm_eps,
+         false);
     ctx_.isa.store_kv(kv, slots[token], kv_head, key, value, scratch);
   };
   const int num_tokens = tokens.end - tokens.begin;
@@ -204,8 +211,8 @@ AttentionConfig AttentionStage::config(const HeadShape &shape, AttentionWindow w
   const ModelConfig &c = ctx_.model.config;
   const KVConfig &kv = ctx_.model.kv.config();
   const bool is_rotated = kv.keys_are_values && kv.format == KVFormat::i8;
-  return {shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.padded_dim, c.attn_softcap * kLog2E, window.size,
-          window.chunked, is_rotated, is_rotated ? 0 : c.latent.rope_dim, sinks};
+  return {shape.num_heads, shape.num_kv_heads, shape.padded_dim, shape.value_dim, shape.padded_value,
+          c.attn_softcap * kLog2E, window.size, window.chunked, is_rotated, is_rotated ? 0 : c.latent.rope_dim, sinks};
 }
 
 // The outputs of this thread's tokens times their gate.
@@ -214,7 +221,7 @@ void AttentionStage::apply_gate(int thread, const Layer &layer) {
   const HeadShape &shape = ctx_.model.heads_of(layer);
   const Share share = ctx_.token_share(thread);
   const FloatRows &out = rows_[size_t(layer.heads)].out();
-  const int values = c.head_gates ? shape.head_dim : 1, num_gates = shape.num_heads * shape.head_dim / values;
+  const int values = c.head_gates ? shape.value_dim : 1, num_gates = shape.num_heads * shape.value_dim / values;
   for (int t = share.begin; t < share.end; ++t) {
     const float *gate = qkv_row(layer, t) + layer.qkv.parts.back().offset;
     if (!c.head_gates && !c.softplus_gates) {

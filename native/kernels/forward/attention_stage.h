@@ -22,15 +22,15 @@ class AttentionStage {
  private:
   struct Scratch {
     Buffer<uint8_t> attend;
-    Buffer<float> key_value;  // key, value, and the scratch memory of store_kv: [3, padded_dim]
+    Buffer<float> key_value;  // key, value, and the scratch memory of store_kv
   };
   // The rows of layers with heads of one shape. [T, …]: all heads side by side; queries padded to padded_dim, scaled.
-  // Outputs are written over the queries, unless these have padding.
+  // Outputs are written over the queries, unless these are larger.
   struct Rows {
     FloatRows queries, own_out;
-    bool is_padded;
+    bool is_apart;
 
-    const FloatRows &out() const { return is_padded ? own_out : queries; }
+    const FloatRows &out() const { return is_apart ? own_out : queries; }
   };
 
   // Returns whether the rows of all tokens are read together.

@@ -39,14 +39,16 @@ PassContext::PassContext(Model &m)
     }
     layer.qkv.add_kinds(kinds_);
     if (layer.mlp) add_inputs(*layer.mlp, kinds_);
-    if (!layer.moe) continue;
-    layer.moe->router.add_kinds(kinds_);
-    if (!layer.moe->has_own_inputs()) {
-      for (const Mlp &expert : layer.moe->experts) add_inputs(expert, kinds_);
+    for (const Moe *moe : {layer.moe.get(), layer.late_moe.get()}) {
+      if (!moe) continue;
+      moe->router.add_kinds(kinds_);
+      if (!moe->has_own_inputs()) {
+        for (const Mlp &expert : moe->experts) add_inputs(expert, kinds_);
+      }
+      moe->latent_in.add_kinds(kinds_);
+      moe->shared_gate.add_kinds(kinds_);
+      if (moe->shared) add_inputs(*moe->shared, kinds_);
     }
-    layer.moe->latent_in.add_kinds(kinds_);
-    layer.moe->shared_gate.add_kinds(kinds_);
-    if (layer.moe->shared) add_inputs(*layer.moe->shared, kinds_);
   }
 }
 

@@ -59,11 +59,13 @@ void ForwardPass::run_stages(int thread) {
       attention_.run(thread, int(i));
     }
     streams_.join(thread, layers[i]);
+    moe_.begin_late(thread, int(i));
     if (layers[i].moe) {
       moe_.run(thread, layers[i]);
     } else if (layers[i].mlp) {
       mlp_.run(thread, layers[i], next);
     }
+    moe_.add_late(thread, int(i) - 1);
     streams_.correct(thread, layers[i]);
     per_layer_.run(thread, int(i), next_layer);
     streams_.add(thread, layers[i]);

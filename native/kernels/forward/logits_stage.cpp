@@ -24,7 +24,11 @@ constexpr float slack_of(float cap) { return 1.1e-3f * cap; }
 }  // namespace
 
 LogitsStage::LogitsStage(PassContext &context)
-    : ctx_(context), logits_(context.model.config.vocab_size), found_(size_t(context.pool.size())) {
+    : ctx_(context),
+      inner_(context.model.config.hidden_size),
+      logits_(context.model.config.vocab_size),
+      found_(size_t(context.pool.size())) {
+  context.model.head.add_kinds(head_kinds_);
   const Linear &head = context.model.lm_head;
   head.add_kinds(kinds_);
   const bool is_float = !head.parts.empty() && head.parts[0].matrix->format <= Format::bf16;
@@ -36,6 +40,7 @@ LogitsStage::LogitsStage(PassContext &context)
 }
 
 const Linear &LogitsStage::first_product() const {
+  if (!ctx_.model.head.parts.empty()) return ctx_.model.head;
   return is_screened_ ? ctx_.model.screen.linear : ctx_.model.lm_head;
 }
 
@@ -61,6 +66,10 @@ void LogitsStage::reserve() {
   is_screened_ = ctx_.input.greedy && rows > 0 && !screen.linear.parts.empty() && (is_batch || screen.saves_reads);
   input_.reserve(rows, ctx_.model.config.hidden_size, is_screened_ ? screen_kinds_ : kinds_, ctx_.pool.size());
   logits_.reserve(rows);
+  if (!ctx_.model.head.parts.empty()) {
+    head_input_.reserve(rows, ctx_.model.config.hidden_size, head_kinds_, ctx_.pool.size());
+    inner_.reserve(rows);
+  }
   has_maxima_ = !is_screened_ && int64_t{rows} * logits_.stride() <= kMostCachedLogits * ctx_.pool.size();
   if (has_maxima_) maxima_.reserve(size_t(rows) * size_t(num_logit_blocks(vocab_size)));
   if (!is_screened_) return;
@@ -78,8 +87,11 @@ void LogitsStage::reserve() {
 void LogitsStage::run(int thread) {
   const Model &model = ctx_.model;
   const int rows = ctx_.input.num_logits;
+  const bool has_head = !model.head.parts.empty();
+  if (has_head) run_head(thread);
   const auto normed = [&](int r) {
-    return ctx_.norm_row(thread, ctx_.x.row(ctx_.input.logits_indices[r]), model.logits_norm);
+    const float *row = has_head ? inner_.row(r) : ctx_.x.row(ctx_.input.logits_indices[r]);
+    return ctx_.norm_row(thread, row, model.logits_norm);
   };
   if (is_screened_) {
     const PackedMatrix &head = *model.lm_head.parts[0].matrix, &screened = *model.screen.linear.parts[0].matrix;
@@ -92,6 +104,23 @@ void LogitsStage::run(int thread) {
     compute(thread, ctx_.products.prepare(thread, input_, model.lm_head.cols, rows, normed), {0, rows});
   }
   ctx_.clock.finish(thread, Stage::logits);
+}
+
+// The rows of logits through the head, before its norm.
+void LogitsStage::run_head(int thread) {
+  const Model &model = ctx_.model;
+  const int rows = ctx_.input.num_logits;
+  const auto normed = [&](int r) {
+    return ctx_.norm_row(thread, ctx_.x.row(ctx_.input.logits_indices[r]), model.final_norm);
+  };
+  ctx_.products.linear(thread, model.head, ctx_.products.prepare(thread, head_input_, model.head.cols, rows, normed),
+                       {0, rows}, inner_.data(), Store::assign);
+  ctx_.pool.barrier();
+  const Share share = share_of(rows, thread, ctx_.pool.size());
+  for (int r = share.begin; r < share.end; ++r) {
+    ctx_.isa.activate(model.config.activation, size_t(model.config.hidden_size), inner_.row(r));
+  }
+  ctx_.pool.barrier();
 }
 
 void LogitsStage::compute(int thread, const ActivationSet &in, Share rows) {

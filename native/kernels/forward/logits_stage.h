@@ -10,7 +10,8 @@ class LogitsStage {
   explicit LogitsStage(PassContext &context);
 
   void reserve();
-  // logits[l] = softcap(final_norm(x[logits_indices[l]]) Wlm_headᵀ), or the greedy tokens alone.
+  // logits[l] = softcap(final_norm(x[logits_indices[l]]) Wlm_headᵀ), or through the head of the model before Wlm_head,
+  // or the greedy tokens alone.
   void run(int thread);
   // After all threads: the tokens that they found.
   void finish();
@@ -45,6 +46,7 @@ class LogitsStage {
   };
 
   void make_screen();
+  void run_head(int thread);
   void compute(int thread, const ActivationSet &in, Share rows);
   void screen(int thread, const ActivationSet &in);
   void share_bounds(Found &own, Share rows);
@@ -53,8 +55,10 @@ class LogitsStage {
   bool has_logits(int row) const;
 
   PassContext &ctx_;
-  ProductInput input_;
+  ProductInput input_, head_input_;
   KindSet kinds_{}, screen_kinds_{};  // the kinds of `input_`
+  KindSet head_kinds_{};              // those of head_input_
+  FloatRows inner_;                   // [L, hidden_size]: act(norm(x) headᵀ)
   FloatRows logits_;                  // [L, vocab_size]
   Buffer<float> maxima_, reach_;
   Buffer<float> bounds_;  // lower bounds of the largest logit of each row, of all threads

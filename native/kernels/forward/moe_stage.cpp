@@ -69,11 +69,18 @@ void mix_sparsely(const Moe &moe, const float *scores, int num_experts, int *exp
   }
 }
 
+template <class F>
+void for_each_moe(const Model &model, F &&f) {
+  for (const Layer &layer : model.layers) {
+    for (const Moe *moe : {layer.moe.get(), layer.late_moe.get()}) {
+      if (moe) f(*moe);
+    }
+  }
+}
+
 int widest_sum(const Model &model) {
   int widest = model.config.hidden_size;
-  for (const Layer &layer : model.layers) {
-    if (layer.moe) widest = std::max(widest, layer.moe->outer());
-  }
+  for_each_moe(model, [&](const Moe &moe) { widest = std::max(widest, moe.outer()); });
   return widest;
 }
 
@@ -85,28 +92,30 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
       shared_gate_(1),
       normed_(context.model.config.hidden_size),
       sums_(widest_sum(context.model)),
+      late_{FloatRows(context.model.config.hidden_size), FloatRows(context.model.config.hidden_size)},
       routes_(size_t(context.pool.size())),
       own_down_(size_t(context.pool.size())) {
-  for (const Layer &layer : ctx_.model.layers) {
-    if (!layer.moe) continue;
-    experts_per_token_ = std::max(experts_per_token_, layer.moe->experts_per_token);
-    max_experts_ = std::max(max_experts_, int(layer.moe->experts.size()));
-    router_stride_ = std::max(router_stride_, layer.moe->router.stride);
-    outer_ = std::max(outer_, layer.moe->outer());
-    scales_inputs_ = scales_inputs_ || layer.moe->scales_inputs;
-    has_sums_ = has_sums_ || layer.moe->has_own_inputs();
-    if (!layer.moe->latent_out.parts.empty()) {
-      latent_ = std::max(latent_, layer.moe->outer());
-      layer.moe->latent_out.add_kinds(latent_kinds_);
+  for_each_moe(ctx_.model, [&](const Moe &moe) {
+    experts_per_token_ = std::max(experts_per_token_, moe.experts_per_token);
+    max_experts_ = std::max(max_experts_, int(moe.experts.size()));
+    router_stride_ = std::max(router_stride_, moe.router.stride);
+    outer_ = std::max(outer_, moe.outer());
+    keeps_inputs_ = keeps_inputs_ || moe.scales_inputs || moe.identities > 0;
+    scales_inputs_ = scales_inputs_ || moe.scales_inputs;
+    has_sums_ = has_sums_ || moe.has_own_inputs();
+    if (!moe.latent_out.parts.empty()) {
+      latent_ = std::max(latent_, moe.outer());
+      moe.latent_out.add_kinds(latent_kinds_);
     }
-    for (const Mlp &expert : layer.moe->experts) {
+    for (const Mlp &expert : moe.experts) {
       expert.gate.add_kinds(gathered_kinds_);
       expert.up.add_kinds(gathered_kinds_);
       expert.down.add_kinds(hidden_kinds_);
       hidden_stride_ = std::max(hidden_stride_, expert.up.stride);
       hidden_cols_ = std::max(hidden_cols_, expert.down.cols);
     }
-  }
+  });
+  for (const Layer &layer : ctx_.model.layers) has_late_ = has_late_ || layer.late_moe;
   if (max_experts_ == 0) return;
   own_rows_ = std::min(kOwnInputs / hidden_cols_, kMostPlaces - 1);  // no places follow so few
   for (ActivationBuffer &own : own_down_) own.reserve(own_rows_, hidden_cols_, hidden_kinds_);
@@ -116,7 +125,10 @@ void MoeStage::reserve() {
   if (max_experts_ == 0) return;
   const int num_tokens = ctx_.input.num_tokens, choices = num_tokens * experts_per_token_;
   const int places = std::min(choices, kMostPlaces);
-  if (has_sums_ || scales_inputs_) normed_.reserve(num_tokens);
+  if (has_sums_ || keeps_inputs_) normed_.reserve(num_tokens);
+  for (FloatRows &late : late_) {
+    if (has_late_) late.reserve(num_tokens);
+  }
   if (has_sums_) {
     sums_.reserve(num_tokens);
     own_inputs_.reserve(num_tokens, outer_, gathered_kinds_);
@@ -134,6 +146,7 @@ void MoeStage::reserve() {
     Routes &routes = routes_[i];
     for (Buffer<int> *ints : {&routes.expert, &routes.token}) ints->reserve(size_t(choices));
     for (Buffer<float> *floats : {&routes.p, &routes.weight}) floats->reserve(size_t(choices));
+    routes.kept.reserve(size_t(num_tokens));
     routes.chosen.reserve(size_t(max_experts_));
     routes.begin.reserve(size_t(max_experts_) + 1);
   }
@@ -144,8 +157,32 @@ void MoeStage::reserve() {
 
 void MoeStage::run(int thread, const Layer &layer) {
   const Moe &moe = *layer.moe;
-  const Share tokens{0, ctx_.input.num_tokens}, share = ctx_.token_share(thread);
   const FloatRows &sums = moe.has_own_inputs() ? sums_ : ctx_.has_branch(layer.post_mlp_norm) ? ctx_.branch : ctx_.x;
+  sum(thread, layer, moe, sums);
+  if (&sums != &ctx_.x) ctx_.add_branch(thread, layer.post_mlp_norm);
+  ctx_.clock.finish(thread, Stage::down);
+}
+
+void MoeStage::begin_late(int thread, int index) {
+  const Layer &layer = ctx_.model.layers[size_t(index)];
+  if (!layer.late_moe) return;
+  sum(thread, layer, *layer.late_moe, late_[index % 2]);
+  ctx_.clock.finish(thread, Stage::down);
+}
+
+void MoeStage::add_late(int thread, int index) {
+  if (index < 0 || !ctx_.model.layers[size_t(index)].late_moe) return;
+  const FloatRows &late = late_[index % 2];
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) ctx_.isa.add_row(late.row(t), size_t(late.stride()), ctx_.x.row(t));
+  ctx_.pool.barrier();
+  ctx_.clock.finish(thread, Stage::down);
+}
+
+// sums = moe(norm(x)), or sums += it if they are the residual stream; ctx_.branch where moe has inputs of its own. It
+// ends with a barrier if they are; else a thread may read the sums of its share of the tokens.
+void MoeStage::sum(int thread, const Layer &layer, const Moe &moe, const FloatRows &sums) {
+  const Share tokens{0, ctx_.input.num_tokens}, share = ctx_.token_share(thread);
   for (int t = share.begin; &sums != &ctx_.x && t < share.end; ++t) std::fill_n(sums.row(t), sums.stride(), 0.f);
 
   auto normed_with = [&](const Norm &norm) {
@@ -155,7 +192,7 @@ void MoeStage::run(int thread, const Layer &layer) {
       return normed_.row(t);
     });
   };
-  const bool is_read_again = moe.has_own_inputs() || moe.scales_inputs;
+  const bool is_read_again = moe.has_own_inputs() || moe.scales_inputs || moe.identities > 0;
   ActivationSet in = layer.parallel_mlp ? ctx_.normed_rows(thread)
                      : is_read_again    ? normed_with(layer.mlp_norm)
                                         : ctx_.norm_rows(thread, layer.mlp_norm),
@@ -200,8 +237,10 @@ void MoeStage::run(int thread, const Layer &layer) {
   ctx_.pool.barrier();
   if (moe.experts_norm) norm_sums(thread, moe);
   if (!moe.latent_in.parts.empty()) leave_latent(thread, moe);
-  if (&sums != &ctx_.x) ctx_.add_branch(thread, layer.post_mlp_norm);
-  ctx_.clock.finish(thread, Stage::down);
+  for (int t = share.begin; moe.identities && t < share.end; ++t) {
+    ctx_.isa.add_scaled(routes.kept.data()[t], normed_.row(t), size_t(normed_.stride()), sums.row(t));
+  }
+  if (moe.identities && &sums == &ctx_.x) ctx_.pool.barrier();
 }
 
 // The products that the router and the experts begin with.
@@ -300,10 +339,10 @@ void MoeStage::add_rows(const float *out, size_t stride, Share rows, Share panel
   }
 }
 
-// p = softmax(cap(logits + scores_bias)), or sigmoid of each; the largest experts_per_token of p + router_bias, ties to
-// the lower expert.
+// p = softmax(cap(logits + scores_bias)), or sigmoid of each; the largest experts_per_token of p + router_bias, or with
+// ranks_outputs of what p is of, plus router_bias; ties to the lower expert.
 void MoeStage::route(const Moe &moe, Share share, Routes &routes) const {
-  const int num_experts = int(moe.experts.size()), k = moe.experts_per_token;
+  const int num_experts = moe.num_choices(), k = moe.experts_per_token;
   for (int t = share.begin; t < share.end; ++t) {
     std::array<float, kMostExperts> probabilities{}, scores;
     float *p = probabilities.data(), sum = 0.f;
@@ -316,6 +355,10 @@ void MoeStage::route(const Moe &moe, Share share, Routes &routes) const {
       mix_sparsely(moe, p, num_experts, expert, weight);
       continue;
     }
+    auto rank = [&] {
+      for (int e = 0; e < num_experts; ++e) scores[size_t(e)] = moe.router_bias ? p[e] + moe.router_bias[e] : p[e];
+    };
+    if (moe.ranks_outputs) rank();
     if (moe.sigmoid) {
       for (int e = 0; e < num_experts; ++e) p[e] = 1.f / (1.f + std::exp(-p[e]));
       sum = 1.f;
@@ -323,11 +366,11 @@ void MoeStage::route(const Moe &moe, Share share, Routes &routes) const {
       const float top = *std::max_element(p, p + num_experts);
       for (int e = 0; e < num_experts; ++e) sum += p[e] = std::exp(p[e] - top);
     }
-    if (moe.router_bias && !moe.sigmoid) {  // which is added to probabilities
+    if (moe.router_bias && !moe.sigmoid && !moe.ranks_outputs) {  // which is added to probabilities
       for (int e = 0; e < num_experts; ++e) p[e] /= sum;
       sum = 1.f;
     }
-    for (int e = 0; e < num_experts; ++e) scores[size_t(e)] = moe.router_bias ? p[e] + moe.router_bias[e] : p[e];
+    if (!moe.ranks_outputs) rank();
     if (moe.num_groups > 1) keep_best_groups(moe, scores.data(), num_experts);
     float chosen = moe.sum_eps;
     find_best(scores.data(), num_experts, k, expert, weight);
@@ -336,16 +379,21 @@ void MoeStage::route(const Moe &moe, Share share, Routes &routes) const {
       weight[j] = (moe.norm_topk ? weight[j] / chosen : weight[j]) * moe.scale;
       if (moe.expert_scales) weight[j] *= moe.expert_scales[expert[j]];
     }
+    float &kept = routes.kept.data()[t] = 0.f;
+    for (int j = 0; j < k; ++j) kept += expert[j] < int(moe.experts.size()) ? 0.f : weight[j];
   }
 }
 
-// Counting sort of the choices by expert.
+// Counting sort of the choices by expert. Those of experts whose output is their input have no places.
 void MoeStage::sort_by_expert(const Moe &moe, Routes &routes) const {
   const int num_experts = int(moe.experts.size()), choices = ctx_.input.num_tokens * moe.experts_per_token;
   const int *expert = routes.expert.data();
   std::array<int, kMostExperts> next;  // the place of the next choice of each expert
   std::fill_n(next.begin(), num_experts, 0);
-  for (int c = 0; c < choices; ++c) ++next[size_t(expert[c])];
+  auto has_place = [&](int c) { return expert[c] < num_experts; };
+  for (int c = 0; c < choices; ++c) {
+    if (has_place(c)) ++next[size_t(expert[c])];
+  }
   int *chosen = routes.chosen.data(), *begin = routes.begin.data(), count = 0, place = 0;
   for (int e = 0; e < num_experts; ++e) {
     const int own = std::exchange(next[size_t(e)], place);
@@ -357,6 +405,7 @@ void MoeStage::sort_by_expert(const Moe &moe, Routes &routes) const {
   begin[count] = place;
   routes.num_chosen = count;
   for (int c = 0; c < choices; ++c) {
+    if (!has_place(c)) continue;
     place = next[size_t(expert[c])]++;
     routes.token.data()[place] = c / moe.experts_per_token;
     routes.weight.data()[place] = routes.p.data()[c];

@@ -22,13 +22,18 @@ class MoeStage {
   // x += moe(norm(x)), with moe(h) = Σ p_e mlp_e(h) + sigmoid(h Wshared_gate) mlp_shared(h), or as MoeSpec has it. Ends
   // with a barrier.
   void run(int thread, const Layer &layer);
+  // Computes the output of the late experts of a layer, which add_late adds to x after the following layer.
+  void begin_late(int thread, int index);
+  void add_late(int thread, int index);
 
  private:
+  void sum(int thread, const Layer &layer, const Moe &moe, const FloatRows &sums);
   void start(int thread, const Moe &moe, const ActivationSet &in);
   // The experts of the step's tokens, and their places.
   struct Routes {
     Buffer<int> expert;    // [choices]
     Buffer<float> p;       // [choices]: p_e
+    Buffer<float> kept;    // [T]: the sum of p_e of experts whose output is their input
     Buffer<int> token;     // [choices], by place
     Buffer<float> weight;  // [choices], by place: p_e
     Buffer<int> chosen;    // [experts]: those that have places, ascending
@@ -61,10 +66,11 @@ class MoeStage {
   int own_rows_ = 0;    // rows of hidden numbers that every thread prepares for itself, at most
   int outer_ = 0;       // inputs of an expert
   int latent_ = 0;      // those, of layers with latent experts
-  bool scales_inputs_ = false;
-  bool has_sums_ = false;
+  bool scales_inputs_ = false, keeps_inputs_ = false;  // keeps_inputs_: they are read again as floats
+  bool has_sums_ = false, has_late_ = false;
   FloatRows shared_gate_, normed_;      // [T, 1], [T, hidden_size]
   FloatRows sums_;                      // [T, hidden_size or latent_]: of experts whose sum is not added as it is
+  FloatRows late_[2];                   // [T, hidden_size], by turns of layers: see begin_late
   Buffer<float> router_logits_;         // [T, experts]
   Buffer<float> latents_;               // [T, latent_]: the inputs of latent experts
   Buffer<float> scaled_;                // up to kMostPlaces rows: the input of an expert, times p_e

@@ -216,7 +216,11 @@ def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
     if isinstance(spec, EncoderSpec):
         yield "heads", f"{spec.num_heads} of {spec.head_dim}"
     else:
-        shapes = (f"{of.num_heads} of {of.head_dim}, {of.num_kv_heads} for keys and values" for of in spec.head_shapes)
+        shapes = (
+            f"{of.num_heads} of {of.head_dim}, {of.num_kv_heads} for keys and values"
+            + (f" of {of.value_dim}" if of.value_dim != of.head_dim else "")
+            for of in spec.head_shapes
+        )
         yield "heads", "; ".join(shapes)
     yield "vocabulary", spec.vocab_size
     yield "context", f"{spec.max_model_len} tokens"

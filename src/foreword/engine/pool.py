@@ -31,7 +31,7 @@ def pool_size(
 
     max_model_len: the spec's own unless configured. A longrope model can be configured for more; then all requests use
     the frequencies for long contexts (`DecoderSpec.for_length`).
-    block_bytes = 2 · storage slots · block_size · key_size · bytes_per_value · context_parallel_size
+    block_bytes = storage slots · block_size · token_size · bytes_per_value · context_parallel_size
     context_parallel_size: a block has block_size tokens on each of so many ranks.
 
     state_bytes: the size of the state of one request in all recurrent layers, on one rank. States have slots of their
@@ -40,7 +40,7 @@ def pool_size(
     length = request_length(spec.max_model_len, spec.longest_model_len, config)
     cp = ContextParallel(context_parallel_size, 0) if context_parallel_size > 1 else None
     groups = batch_groups(spec, config.block_size, context_parallel=cp is not None)
-    token_bytes = round(2 * spec.key_size * bytes_per_value)
+    token_bytes = round(spec.token_size * bytes_per_value)
     block_bytes = context_parallel_size * spec.num_slots * config.block_size * token_bytes
     of_states = context_parallel_size * state_bytes
     if not spec.num_slots:

@@ -28,15 +28,19 @@ def key_scales(spec: DecoderSpec, layer: LayerSpec, weights: Weights, prefix: st
     row times the norm of its input, plus the bias. Both dimensions of a rotary pair have the same s, which therefore
     commutes with the rotary embedding.
     """
-    num_kv_heads, head_dim, num_heads = spec.heads_of(layer)
+    num_kv_heads, head_dim, num_heads, _ = spec.heads_of(layer)
 
     def weight(name: str) -> F32:
         return weights[prefix + name].dequantize()
 
     def squares_of(name: str) -> F32:
         if spec.qk_norm:
+            of = spec.qk_layer_norm
             squares = np.square(weight(name + "_norm"))
-            return squares if spec.joint_qk_norm else np.tile(squares, num_kv_heads)
+            if of is not None and of.has_bias:
+                squares = squares + np.square(weight(name + "_norm_bias"))
+            has_all = spec.joint_qk_norm or (of is not None and of.of_heads)
+            return squares.ravel() if has_all else np.tile(squares, num_kv_heads)
         if spec.qk_scales:  # the keys are unit vectors: their factors are the queries' too
             own = np.square(weight("q_norm") * weight("k_norm"))
             return np.tile(own if name == "q" else np.ones_like(own), num_kv_heads)

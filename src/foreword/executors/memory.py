@@ -36,7 +36,10 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     Inputs that layers have of their own are there for all layers at once. Streams are vectors of hidden_size, and so
     are their first products.
     """
-    attention = max((4 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim for shape in spec.head_shapes)
+    attention = max(
+        (4 * shape.num_heads + 2 * shape.num_kv_heads) * max(shape.head_dim, shape.value_dim)
+        for shape in spec.head_shapes
+    )
     if (mla := spec.mla) is not None:
         of_head = mla.nope_dim + mla.rope_dim + spec.head_dim + 2 * mla.value_dim
         attention = spec.num_heads * of_head + 2 * (mla.q_rank + spec.head_dim)
@@ -45,9 +48,9 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
         own = layer.recurrent
         channels = 0 if own is None else (6 if own.kind == "mamba1" else 4) * own.num_channels
         mlp = 2 * spec.intermediate_size
-        if layer.moe is not None:
-            of_expert = 2 * (layer.moe.intermediate_size + spec.hidden_size)
-            mlp = layer.moe.experts_per_token * of_expert + 2 * layer.moe.shared_intermediate_size
+        if (moe := layer.experts) is not None:
+            of_expert = 2 * (moe.intermediate_size + spec.hidden_size)
+            mlp = moe.experts_per_token * of_expert + 2 * moe.shared_intermediate_size + (mlp if layer.late_moe else 0)
         widest = max(widest, attention + channels + mlp)
     if spec.streams is not None:
         widest += 2 * (spec.streams.num_streams + 1) * spec.hidden_size

@@ -46,6 +46,8 @@ _BYTES = {
 _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
 _GROUP = 16
 """Adjacent channels of mamba1, whose states are beside each other (native/kernels/recurrent.h)."""
+_VECTOR = 16
+"""Heads have a multiple of so many floats: kTile in native/kernels/formats.h."""
 _LOG2E = np.float32(np.log2(np.e))
 
 
@@ -116,6 +118,7 @@ def _pool_bytes(spec: DecoderSpec, kv_format: KVFormat, *, num_blocks: int, bloc
         num_slots=spec.num_slots,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
+        value_dim=spec.own_heads.value_dim,
         recurrent=_recurrent_sizes(spec),
         more_heads=_more_heads(spec),
         keys_are_values=spec.mla is not None,
@@ -126,10 +129,10 @@ def _pool_bytes(spec: DecoderSpec, kv_format: KVFormat, *, num_blocks: int, bloc
 
 def bytes_per_value(spec: DecoderSpec, kv_format: KVFormat) -> float:
     """Return the bytes of one number of a key or value in the cache: with padding and scales, and half of it where the
-    values are the keys. A block of n tokens has 2 · n · storage slots · key_size of them.
+    values are the keys. A block of n tokens has n · storage slots · token_size of them.
     """
     size = partial(_pool_bytes, spec, kv_format, block_size=16, num_states=int(spec.state_size > 0))
-    return (size(num_blocks=2) - size(num_blocks=1)) / max(2 * 16 * spec.num_slots * spec.key_size, 1)
+    return (size(num_blocks=2) - size(num_blocks=1)) / max(16 * spec.num_slots * spec.token_size, 1)
 
 
 def state_bytes(spec: DecoderSpec) -> int:
@@ -268,6 +271,7 @@ class NativeExecutor(TransferPagedExecutor):
                 num_heads=spec.num_heads,
                 num_kv_heads=spec.num_kv_heads,
                 head_dim=spec.head_dim,
+                value_dim=spec.own_heads.value_dim,
                 vocab_size=spec.vocab_size,
                 norm_eps=spec.norm_eps,
                 query_scale=spec.query_scale,
@@ -423,10 +427,12 @@ class _Packer:
         head = -1
         if spec.has_logits:
             head = self._matrix("embed" if spec.tie_embeddings else "lm_head", keep_precise=True)
-        has = {"final_norm": True, "embed_norm": spec.embed_norm}
+        has = {"final_norm": True, "embed_norm": spec.embed_norm, "head_norm": spec.head_dense}
         has |= {name + "_bias": spec.layer_norm and has[name] for name in has} | {"logits_bias": spec.logits_bias}
         vectors = {name: self.parts.weight(name) if is_there else -1 for name, is_there in has.items()}
-        self.core.finish(lm_head=head, screen=self.parts.screen(head) if spec.has_logits else None, **vectors)
+        screen = self.parts.screen(head) if spec.has_logits else None
+        dense = self._matrix("head_dense") if spec.head_dense else -1
+        self.core.finish(lm_head=head, screen=screen, head=dense, **vectors)
 
     def _layer(self, prefix: str, layer: LayerSpec, place: tuple[int, int] | None) -> dict[str, Any]:
         """Return the native form of a layer. ``place`` is group and slot of what the layer keeps."""
@@ -459,6 +465,8 @@ class _Packer:
                     packed["xielu"] = self.parts.vector(prefix + "xielu", numbers)
             else:
                 packed["moe"] = self._moe(prefix, layer.moe)
+            if layer.late_moe is not None:
+                packed["late_moe"] = self._moe(prefix, layer.late_moe)
         if self.spec.per_layer is not None:
             packed |= {name: self._matrix(prefix + name) for name in ("per_layer_gate", "per_layer_out")}
             vectors.append("post_per_layer_norm")
@@ -504,21 +512,37 @@ class _Packer:
             packed["slopes"] = self.parts.vector(prefix + "slopes", lambda: np.array(spec.slopes, np.float32) * _LOG2E)
         heads = spec.heads_of(layer)
         packed["heads"] = spec.head_shapes.index(heads)
-        units = ["v_norm"] if layer.unit_v and "k" in own else []
+        units = {"v_norm": heads.value_dim} if layer.unit_v and "k" in own else {}
         if layer.unit_qk_eps is not None:
-            units += [f"{name}_norm" for name in own[:2]]
+            units |= {f"{name}_norm": heads.head_dim for name in own[:2]}
             packed["qk_eps"] = layer.unit_qk_eps
-        packed |= {name: self._ones(prefix + name, heads.head_dim) for name in units}
+        packed |= {name: self._ones(prefix + name, size) for name, size in units.items()}
+        if spec.qk_layer_norm is not None:
+            counts = dict(zip("qk", (heads.num_heads, heads.num_kv_heads), strict=True))
+            ends = ("_norm", "_norm_bias") if spec.qk_layer_norm.has_bias else ("_norm",)
+            of_heads = {
+                name + end: partial(self._of_each_head, prefix + name + end, counts[name])
+                for name in own[:2]
+                for end in ends
+            }
+            packed |= {name: self.parts.vector(prefix + name, make) for name, make in of_heads.items()}
+            packed["centred_qk"] = 1
         if (growth := layer.query_growth) is not None:
             packed |= {"growth_interval": growth.interval, "growth_scale": growth.scale, "growth_offset": growth.offset}
         return [
             *([f"{name}_bias" for name in own] if spec.qkv_bias else []),
             *(["attn_gate_bias"] if spec.qkv_bias and spec.attn_gate else []),
-            *([f"{name}_norm" for name in own[:2]] if spec.qk_norm else []),
+            *([f"{name}_norm" for name in own[:2]] if spec.qk_norm and spec.qk_layer_norm is None else []),
             *(["o_bias"] if spec.o_bias else []),
-            *(["sinks"] if spec.attn_sinks else []),
+            *(["sinks"] if layer.has_sinks else []),
             *(["inner_attn_norm"] if spec.inner_norms else []),
         ]
+
+    def _of_each_head(self, name: str, count: int) -> F32:
+        """Return the numbers of a norm for each of so many heads, padded to whole vectors, flat."""
+        values = self.weights[name].dequantize()
+        each = np.broadcast_to(values.reshape(-1, values.shape[-1]), (count, values.shape[-1]))
+        return np.pad(each, ((0, 0), (0, -values.shape[-1] % _VECTOR))).ravel()
 
     def _qk_scales(self, prefix: str) -> F32:
         """Return the factors of rotated queries that stand for those of queries and of keys, [head_dim] or [1]."""
@@ -545,9 +569,12 @@ class _Packer:
                 self.parts.computed(f"{prefix}{name}.{head}", partial(_matrix_of, of_heads, head), shape, target)
                 for head in range(heads)
             ]
+        packed["kv_a_norm"] = self.parts.vector(
+            prefix + "kv_a_norm", lambda: self.weights[prefix + "kv_a_norm"].dequantize() * np.float32(mla.kv_scale)
+        )
         names = ["kv_a", *(["q_a"] if mla.q_rank else [])]
         biases = [f"{name}_bias" for name in names] if self.spec.qkv_bias else []
-        return [*(f"{name}_norm" for name in names), *biases, *(["o_bias"] if self.spec.o_bias else [])]
+        return [*(["q_a_norm"] if mla.q_rank else []), *biases, *(["o_bias"] if self.spec.o_bias else [])]
 
     def _of_heads(self, name: str, shape: tuple[int, int], *, is_transposed: bool) -> F32:
         """Return the matrices of all heads: float32 [heads, rows, columns]."""
@@ -569,6 +596,8 @@ class _Packer:
             "num_groups": moe.num_groups,
             "groups_per_token": moe.groups_per_token,
             "scales_inputs": moe.scales_inputs,
+            "ranks_outputs": moe.ranks_outputs,
+            "identities": moe.identities,
         }
         if moe.latent_size:
             packed |= {name: self._matrix(prefix + name) for name in ("latent_in", "latent_out")}
@@ -592,7 +621,7 @@ class _Packer:
         def scale() -> F32:
             return np.asarray(self.weights[prefix + "router_scale"].dequantize() * np.float32(size**-0.5))
 
-        return self.parts.scaled(name, scale, (moe.num_experts, size))
+        return self.parts.scaled(name, scale, (moe.num_choices, size))
 
     def _recurrent(self, prefix: str, spec: RecurrentSpec) -> dict[str, float]:
         """Return the native form of a recurrent layer, whose rates and factors of the state come from matrices in
@@ -668,7 +697,7 @@ def _latent_sizes(spec: DecoderSpec) -> dict[str, int]:
     return {} if spec.mla is None else {name: getattr(spec.mla, name) for name in names}
 
 
-def _more_heads(spec: DecoderSpec) -> list[tuple[int, int, int]]:
+def _more_heads(spec: DecoderSpec) -> list[tuple[int, int, int, int]]:
     """Return the heads of layers that differ from those of the model."""
     return [(*shape,) for shape in spec.head_shapes[1:]]
 

@@ -68,21 +68,24 @@ class NumpyCache:
     """
 
     def __init__(self, spec: DecoderSpec, num_blocks: int, block_size: int, num_states: int = 0) -> None:
-        self.block_size, shape = block_size, (spec.num_slots, num_blocks, block_size * spec.key_size)
-        self.keys = np.zeros(shape, np.float32)
-        self.values = self.keys if spec.mla is not None else np.zeros(shape, np.float32)
+        self.block_size, shape = block_size, (spec.num_slots, num_blocks)
+        self.keys = np.zeros((*shape, block_size * spec.key_size), np.float32)
+        has_values = spec.mla is None
+        self.values = np.zeros((*shape, block_size * spec.value_size), np.float32) if has_values else self.keys
         self._of_blocks = (self.keys,) if spec.mla is not None else (self.keys, self.values)
         self.states = np.zeros((spec.num_state_slots, num_states or num_blocks, spec.state_size), np.float32)
         self.num_blocks, self.first_state = num_blocks, num_blocks if num_states else 0
 
     def of_layer(self, slot: int, heads: HeadShape) -> tuple[F32, F32]:
-        """Return views of the keys and values of a layer: [num_blocks, block_size, num_kv_heads, head_dim]."""
-        of_token = heads.num_kv_heads, heads.head_dim
-        size = self.block_size * prod(of_token)
-        keys, values = (
-            array[slot, :, :size].reshape(-1, self.block_size, *of_token) for array in (self.keys, self.values)
-        )
-        return keys, values
+        """Return views of the keys and values of a layer: [num_blocks, block_size, num_kv_heads, head_dim or
+        value_dim].
+        """
+
+        def of_dim(array: F32, dim: int) -> F32:
+            shape = self.block_size, heads.num_kv_heads, dim
+            return array[slot, :, : prod(shape)].reshape(-1, *shape)
+
+        return of_dim(self.keys, heads.head_dim), of_dim(self.values, heads.value_dim)
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         for array, first, own in self._parts(sources):
@@ -231,11 +234,12 @@ class NumpyExecutor(TransferPagedExecutor):
             inputs = self.per_layer_inputs(x, batch.input_ids[:T], spec.per_layer, step.loras)
         h = x
         streams = None if spec.streams is None else NumpyStreams(self, spec.streams, x)
+        late: F32 | None = None  # what the experts of the layer before add
         for i, layer in enumerate(spec.layers):
             p, norms = f"layers.{i}.", spec.norms_of(layer)
             if streams is not None:
                 x = streams.predict(p)
-            before = x
+            before, own_late = x, None
             if layer.has_mixer:
                 if not layer.beside:
                     h = self.input(x, p + "attn_norm", has_norm=norms.before_mixer)
@@ -257,7 +261,10 @@ class NumpyExecutor(TransferPagedExecutor):
                     m = self.mlp(h, p, step.loras, layer.gate_cutoff)
                 else:
                     m = self.experts(x, h, p, layer.moe, step.loras)
+                if layer.late_moe is not None:
+                    own_late = self.experts(x, h, p, layer.late_moe, step.loras)
                 x = self.sum(x, m, p + "post_mlp_norm", layer.mlp_scale, has_norm=norms.after_mlp)
+            x, late = x if late is None else x + late, own_late
             if streams is not None:
                 x = streams.correct(x, p)
             if inputs is not None:
@@ -277,6 +284,8 @@ class NumpyExecutor(TransferPagedExecutor):
         if not spec.has_logits:
             return np.zeros((0, spec.vocab_size), np.float32)
         h = self.hidden_states(logits_indices)  # [L, hidden]
+        if spec.head_dense:
+            h = self.norm(ACTIVATIONS[spec.activation](h @ self.weight("head_dense").T), "head_norm")
         logits = h @ self.weight("embed" if spec.tie_embeddings else "lm_head").T * np.float32(spec.logit_scale)
         if spec.logits_bias:
             logits = logits + self.weight("logits_bias")
@@ -328,8 +337,9 @@ class NumpyExecutor(TransferPagedExecutor):
     def attention(self, h: F32, p: str, layer: LayerSpec, group: int, slot: int, step: NumpyStep) -> F32:
         """Run the attention block of the layer on its normed input h. Return [T, hidden]."""
         spec, loras = self.spec, step.loras
-        num_kv_heads, head_dim, num_heads = spec.heads_of(layer)
-        heads = {name: self.project(h, p + name, head_dim, loras) for name in projections(layer)}
+        num_kv_heads, head_dim, num_heads, value_dim = spec.heads_of(layer)
+        dims = {"q": head_dim, "k": head_dim, "v": value_dim}
+        heads = {name: self.project(h, p + name, dims[name], loras) for name in projections(layer)}
         if layer.values_are_keys:
             heads["v"] = heads["k"]
         for name in {"q", "k"} & heads.keys():
@@ -348,7 +358,7 @@ class NumpyExecutor(TransferPagedExecutor):
         if "k" in heads:
             v = rms_norm(heads["v"], spec.norm_eps) if layer.unit_v else self.clipped(heads["v"])
             self.write(heads["k"], v, layer, group, slot, step.batch)
-        sinks = self.weight(p + "sinks").reshape(num_kv_heads, -1, 1, 1) if spec.attn_sinks else None
+        sinks = self.weight(p + "sinks").reshape(num_kv_heads, -1, 1, 1) if layer.has_sinks else None
         a = self.attend(q, layer, group, slot, step, sinks)
         if spec.attn_gate:
             gate = self.biased(h, p + "attn_gate", loras, has_bias=spec.qkv_bias)
@@ -368,9 +378,8 @@ class NumpyExecutor(TransferPagedExecutor):
             u = rms_norm(u, mla.norm_eps) * self.weight(p + "q_a_norm")
         q = self.linear(u, p + "q", loras).reshape(len(h), heads, -1)
         k = self.biased(h, p + "kv_a", loras, has_bias=has_bias)
-        c = np.concatenate([k[:, :r], rms_norm(k[:, r:], mla.norm_eps) * self.weight(p + "kv_a_norm")], axis=-1)[
-            :, None
-        ]
+        normed = np.float32(mla.kv_scale) * rms_norm(k[:, r:], mla.norm_eps) * self.weight(p + "kv_a_norm")
+        c = np.concatenate([k[:, :r], normed], axis=-1)[:, None]
         k_b, v_b = (self.weight(p + name).reshape(heads, -1, mla.kv_rank) for name in ("k_b", "v_b"))
         absorbed = np.einsum("thn,hnc->thc", q[..., r:], k_b)
         for pairs, tokens in loras:
@@ -392,6 +401,9 @@ class NumpyExecutor(TransferPagedExecutor):
 
     def head_norm(self, x: F32, name: str) -> F32:
         """Apply the norm of queries or keys [T, heads, head_dim]: to each head, or to all heads together."""
+        if (of := self.spec.qk_layer_norm) is not None:
+            bias = self.weight(name + "_bias") if of.has_bias else None
+            return layer_norm(x, self.weight(name), bias, self.spec.norm_eps)
         flat = x.reshape(len(x), -1) if self.spec.joint_qk_norm else x
         return (rms_norm(flat, self.spec.norm_eps) * self.weight(name)).reshape(x.shape)
 
@@ -426,7 +438,7 @@ class NumpyExecutor(TransferPagedExecutor):
         return recurrent_layer(h, weight, product, spec, self.spec.norm_eps, self.cache.states[slot], runs)
 
     def write(self, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, batch: InputBatch) -> None:
-        """Write the keys and values [T, key heads, head_dim] of a layer to their slots."""
+        """Write the keys [T, key heads, head_dim] and values [T, key heads, value_dim] of a layer to their slots."""
         slots = batch.slot_mapping[group][: len(k)]
         written = slots >= 0
         at = np.divmod(slots[written], self.block_size)
@@ -434,22 +446,21 @@ class NumpyExecutor(TransferPagedExecutor):
         keys[at], values[at] = k[written], v[written]
 
     def attend(self, q: F32, layer: LayerSpec, group: int, slot: int, step: NumpyStep, sinks: F32 | None) -> F32:
-        """Attend from each request to its own blocks. [T, heads, head_dim]
+        """Attend from each request to its own blocks: [T, heads, head_dim] becomes [T, heads, value_dim].
 
         sinks: [key heads, heads per key head, 1, 1].
         """
         spec, batch = self.spec, step.batch
         heads = spec.heads_of(layer)
         keys, values = self.cache.of_layer(slot, heads)
-        flat = (-1, heads.num_kv_heads, heads.head_dim)
-        out = np.empty_like(q)
+        out = np.empty((*q.shape[:2], heads.value_dim), np.float32)
         per_kv = heads.num_heads // heads.num_kv_heads
         block_size = self.block_size
         for b in range(batch.num_reqs):
             start, end, length = batch.query_start_loc[b], batch.query_start_loc[b + 1], int(batch.seq_lens[b])
             blocks = batch.block_table[group][b, : -(-length // block_size)]
-            past_k = keys[blocks].reshape(flat)[:length]  # [S, kv_heads, head_dim]
-            past_v = values[blocks].reshape(flat)[:length]
+            past_k = keys[blocks].reshape(-1, *keys.shape[2:])[:length]  # [S, kv_heads, head_dim]
+            past_v = values[blocks].reshape(-1, *values.shape[2:])[:length]  # [S, kv_heads, value_dim]
             query = q[start:end].reshape(end - start, heads.num_kv_heads, per_kv, heads.head_dim)
             scores = np.einsum("tgqd,sgd->gqts", query, past_k, optimize=True) * np.float32(spec.query_scale)
             scores = cap(scores, spec.attn_softcap)
@@ -469,7 +480,7 @@ class NumpyExecutor(TransferPagedExecutor):
                 if layer.sliding_window is not None:
                     mask &= np.arange(length) > at[:, None] - layer.sliding_window
             weights = softmax(np.where(mask, scores, np.float32(-np.inf)), sinks)
-            out[start:end] = np.einsum("gqts,sgd->tgqd", weights, past_v, optimize=True).reshape(-1, *q.shape[1:])
+            out[start:end] = np.einsum("gqts,sgd->tgqd", weights, past_v, optimize=True).reshape(-1, *out.shape[1:])
         return out
 
     def mlp(self, h: F32, prefix: str, loras: LoraTokens = (), cutoff: float | None = None) -> F32:
@@ -515,7 +526,8 @@ class NumpyExecutor(TransferPagedExecutor):
             chosen, weights = sparsely_mixed(scores, moe.experts_per_token, moe.sparse_mix)
         else:
             probs = softmax(scores) if moe.scoring == "softmax" else sigmoid(scores)
-            order = probs + self.weight(prefix + "router_bias") if moe.router_bias else probs
+            ranked = scores if moe.ranks_outputs else probs
+            order = ranked + self.weight(prefix + "router_bias") if moe.router_bias else ranked
             if moe.num_groups > 1:
                 order = np.where(chosen_groups(order, moe), order, -np.inf)
             chosen = np.argsort(-order, axis=-1, kind="stable")[:, : moe.experts_per_token]
@@ -531,7 +543,9 @@ class NumpyExecutor(TransferPagedExecutor):
         for e in np.unique(chosen):
             token, nth = np.nonzero(chosen == e)
             weight, expert = weights[token, nth, None], f"{prefix}experts.{e}."
-            if moe.scales_inputs:
+            if e >= moe.num_experts:
+                out[token] += weight * inputs[token]
+            elif moe.scales_inputs:
                 out[token] += self.mlp(weight * inputs[token], expert)
             else:
                 out[token] += weight * self.mlp(inputs[token], expert)

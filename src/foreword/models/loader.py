@@ -285,7 +285,7 @@ def _with_rounded_inputs(config: Config, spec: DecoderSpec) -> DecoderSpec:
     """
     is_plain = spec.pre_norms and not (spec.mla or spec.per_layer or spec.streams)
     for layer in spec.layers:
-        is_plain = is_plain and layer.has_attention and layer.has_mlp and layer.moe is None
+        is_plain = is_plain and layer.has_attention and layer.has_mlp and layer.experts is None
     if not is_plain:
         raise config.error(f"a quantization_config of BitNet is not supported for {spec.architecture}", USE_ITS_CONFIG)
     return spec.changed(rounds_inputs=True)

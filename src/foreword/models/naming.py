@@ -176,7 +176,7 @@ def _split_experts(tensors: Mapping[str, Tensor], end: str, spec: DecoderSpec, *
     """Return the tensors with one for each expert in place of those that have the matrices of all: see
     `Family.experts_in_rows`. A tensor without as many rows for each expert stays as it is. turned: each is [in, out].
     """
-    count = next((layer.moe.num_experts for layer in spec.layers if layer.moe is not None), 1)
+    count = next((moe.num_experts for layer in spec.layers if (moe := layer.experts) is not None), 1)
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         size = tensor.shape[0] // count
@@ -240,7 +240,7 @@ def _gate_and_up(spec: DecoderSpec, name: str, end: str = "") -> dict[str, str |
     """Return where a file has gate and up of all experts of a layer in one tensor, those of each one below the other. A
     model without experts uses no such tensor. end: of canonical names, as that of biases.
     """
-    inner = next((layer.moe.intermediate_size for layer in spec.layers if layer.moe is not None), None)
+    inner = next((moe.intermediate_size for layer in spec.layers if (moe := layer.experts) is not None), None)
     if inner is None:
         return {}
     both = f"experts.gate_up{end}"

@@ -9,13 +9,14 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     h = norm(x, attn_norm);  q, k, v = h Wq + bq, h Wk + bk, h Wv + bv       h = x unless pre_norms; biases if qkv_bias
     u = norm(x, mlp_norm)                                                    if parallel_norm
     q, k = norm(q, q_norm), norm(k, k_norm)                                   if qk_norm, per head or all: joint_qk_norm
+                                                                              LayerNorm if qk_layer_norm
     q, k, v = their numbers, limited to ±clip_qkv                             if clip_qkv; norms of q, k are joint then
     q, k = unit(q), unit(k);  v = unit(v)                                     if the layer has unit_qk_eps, which is the
                                                                               eps then; if it has unit_v. per head
     q, k = rope(q) q_norm, rope(k) k_norm in place of rope(q), rope(k)        if qk_scales; for each head
     q *= 1 + growth.scale * ln(1 + ⌊(position + growth.offset) / growth.interval⌋)     if the layer has a query_growth
     a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window;
-                                                                              attn_sinks: below; with slopes, a head
+                                                                              sinks: below; with slopes, a head
                                                                               adds slope (key position − position)
     a = a sigmoid(h Wattn_gate + bg)                                          if attn_gate; bg if qkv_bias; one number
                                                                               per head if head_gates; softplus in place
@@ -28,10 +29,12 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
                             n = unit(n) inner_mlp_norm                        if inner_norms
                             biases of Wgate, Wup and Wdown if mlp_bias; another gate: ClampedGate, gate_cutoff
     m = norm(m, post_mlp_norm) if post_norms;   x += residual_scale mlp_scale m
+    x += the mixture of the experts of the layer before, of the h of its MLP      if that has late_moe
     x += norm((act(x Wper_layer_gate) * p) Wper_layer_out, post_per_layer_norm)   if per_layer, with p: PerLayerSpec
     x *= layer_scale                                                          if layer_scales
     the lines of `StreamsSpec` beside these                                   if streams
-    logits = cap(norm(x, final_norm) Whead * logit_scale + bhead, final_softcap)     bhead if logits_bias
+    y = norm(x, final_norm);   y = norm(act(y Whead_dense), head_norm) if head_dense
+    logits = cap(y Whead * logit_scale + bhead, final_softcap)                bhead if logits_bias
 
 with rounds_inputs, each h, and a before Wo and n before Wdown, is ``rounded(x) = round(s x) / s``, to even numbers,
 with s = 127 / max(|x|, 1e-5) of the token.
@@ -41,7 +44,7 @@ with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w``, ``unit(x) = norm(x, 1)
 With xielu, the numbers alpha_p, alpha_n, beta and eps of each layer replace act of an MLP without a gate: with
 ``soft(a) = ln(1 + exp(a))``, act(x) = soft(alpha_p) x² + beta x for x > 0, else (beta + soft(alpha_n)) (exp(min(x,
 eps)) − 1 − x) + beta x.
-With attn_sinks, each head has a further score in its softmax, without a value: weights = exp(s) / (Σ exp(s) +
+In a layer with has_sinks, each head has a further score in its softmax, without a value: weights = exp(s) / (Σ exp(s) +
 exp(sink)).
 With mla, attention is over one compressed head, whose keys are its values, see `MlaSpec`.
 ``x`` begins as embed[input_ids] * embedding_scale, or as the prompt embedding in place of a token; plus
@@ -87,10 +90,10 @@ class RopeSpec:
 class MoeSpec:
     """A mixture of experts in place of the dense MLP.
 
-    p = softmax(h Wrouter), or sigmoid of each: ``scoring``, of h Wrouter + b if ``scores_bias``, through cap with
-    ``softcap``; take the ``experts_per_token`` largest of p, or of p + bias if ``router_bias``; divide these p by their
-    sum + ``sum_eps`` if ``norm_topk``, and multiply them by ``scale``; m = Σ p_e * mlp_e(h), plus mlp_shared(h) if
-    ``shared_intermediate_size``, times sigmoid(h Wshared_gate) if ``shared_gate``.
+    p = softmax(s), or sigmoid of each: ``scoring``, of s = h Wrouter, or h Wrouter + b if ``scores_bias``, through cap
+    with ``softcap``; take the ``experts_per_token`` largest of p, or of p + bias if ``router_bias``; divide these p by
+    their sum + ``sum_eps`` if ``norm_topk``, and multiply them by ``scale``; m = Σ p_e * mlp_e(h), plus mlp_shared(h)
+    if ``shared_intermediate_size``, times sigmoid(h Wshared_gate) if ``shared_gate``.
 
     scales_inputs: m = Σ mlp_e(p_e h) in place of Σ p_e mlp_e(h).
     own_norms: the router, the experts and the shared expert have norms of their own, and each expert a scale s_e. x is
@@ -98,6 +101,10 @@ class MoeSpec:
     experts_norm)), post_experts_norm), with p of unit(x) * router_scale / sqrt(hidden) Wrouter.
     latent_size: the number of inputs and outputs of each expert: m = (Σ p_e mlp_e(h Wlatent_in)) Wlatent_out. 0: the
     experts read h.
+
+    ranks_outputs: s stands in the place of p in the choice of experts.
+    identities: the number of further experts of the router, behind the others, whose output is their input h. Beside
+    them there is no shared expert, and the experts read h.
 
     sparse_mix: in place of that, experts are taken in rounds. With the outputs s of the router, the expert e of a round
     has the largest s of those that are not taken yet, and p_e = 1 / Σ_f exp(s_f − s_e) over the f of these with
@@ -125,6 +132,13 @@ class MoeSpec:
     own_norms: bool = False
     softcap: float | None = None
     sparse_mix: float | None = None
+    ranks_outputs: bool = False
+    identities: int = 0
+
+    @property
+    def num_choices(self) -> int:
+        """The number of experts that the router knows."""
+        return self.num_experts + self.identities
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +147,7 @@ class MlaSpec:
     once in their place. With r = rope_dim:
 
         u = norm(h Wq_a + bq_a, q_a_norm) if q_rank else h;   q = u Wq   per head [r + nope_dim]
-        k = h Wkv_a + bkv_a;   c = [rope(k[:r]), norm(k[r:], kv_a_norm)]   [r + kv_rank]: the head_dim of the spec
+        k = h Wkv_a + bkv_a;   c = [rope(k[:r]), kv_scale norm(k[r:], kv_a_norm)]   [r + kv_rank]: the spec's head_dim
         a = softmax([rope(q[:r]), q[r:] Wk_b] · c * query_scale + mask) c
         a = a[r:] Wv_bᵀ                                                  per head; then a Wo + bo
 
@@ -147,6 +161,17 @@ class MlaSpec:
     rope_dim: int
     value_dim: int
     norm_eps: float = 1e-6
+    kv_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class QKLayerNorm:
+    """LayerNorm in the place of RMSNorm of queries and keys. of_heads: each head has a weight of its own; otherwise all
+    heads of queries have the same, and all of keys. has_bias: there is a bias, too, without of_heads.
+    """
+
+    of_heads: bool = False
+    has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +203,15 @@ class NormPlaces(NamedTuple):
 
 
 class HeadShape(NamedTuple):
-    """The number and the sizes of the heads of a layer's keys and values, and the number of those of its queries."""
+    """The number and the sizes of the heads of a layer's keys and values, and the number of those of its queries.
+
+    head_dim: the size of a key, and of a query. value_dim: that of a value.
+    """
 
     num_kv_heads: int
     head_dim: int
     num_heads: int
+    value_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +269,8 @@ class LayerSpec:
     reads_layer: the layer computes no keys and values, and attends to those of this earlier layer of the same kind.
     values_are_keys: v = h Wk, before norms and rotation.
     intermediate_size: the size of its MLP; None: that of the spec.
+    has_sinks: its heads have sinks.
+    late_moe: experts beside its MLP, which is dense.
     gate_cutoff: the gate of its MLP is act(max(g − mean(g) − gate_cutoff std(g), 0)), with g = h Wgate of a token.
     """
 
@@ -256,12 +287,19 @@ class LayerSpec:
     mixer_scale: float = 1.0
     mlp_scale: float = 1.0
     heads: HeadShape | None = None
+    has_sinks: bool = False
+    late_moe: MoeSpec | None = None
     norms: NormPlaces | None = None
     reads_layer: int | None = None
     unit_v: bool = False
     values_are_keys: bool = False
     intermediate_size: int | None = None
     gate_cutoff: float | None = None
+
+    @property
+    def experts(self) -> MoeSpec | None:
+        """The experts of the layer."""
+        return self.moe or self.late_moe
 
     @property
     def has_attention(self) -> bool:
@@ -287,12 +325,14 @@ class DecoderSpec:
     is_causal: if False, a token also sees the tokens after it, with a window only those at a distance below it. A step
     then has whole texts, and computes no logits.
     sees_spans: each prompt embedding has one more value, by which it sees later ones: see `Executor.extra_size`.
+    value_dim: the size of a head of values; 0: head_dim.
     num_positions: the rows of ``positions``; max_model_len is not above it. 0: there are none.
     num_features: a prompt embedding has a further vector for each of this many first layers. It is added to the
     residual stream after the layer.
     inner_norms, rounds_inputs, xielu: only with a dense MLP in every layer, the first two only with attention of heads,
     rounds_inputs only with pre_norms.
     slopes: one per head, or none (ALiBi); models with them have no attn_softcap, sinks or other heads in some layers.
+    qk_layer_norm: only with qk_norm, of single heads.
     has_logits: whether it has an output projection; classifiers have another head, see `PoolingSpec`.
     longer: the same model for requests of more than ``max_model_len`` tokens, if those use other rotary frequencies
     (longrope). An engine uses one of the two for all requests, so that cached keys stay consistent: see `for_length`.
@@ -309,6 +349,7 @@ class DecoderSpec:
     layers: tuple[LayerSpec, ...]
     norm_eps: float
     query_scale: float
+    value_dim: int = 0
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     num_positions: int = 0
@@ -316,12 +357,12 @@ class DecoderSpec:
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    qk_layer_norm: QKLayerNorm | None = None
     qk_scales: bool = False
     joint_qk_norm: bool = False
     attn_gate: bool = False
     head_gates: bool = False
     softplus_gates: bool = False
-    attn_sinks: bool = False
     slopes: tuple[float, ...] = ()
     clip_qkv: float | None = None
     mla: MlaSpec | None = None
@@ -340,6 +381,7 @@ class DecoderSpec:
     layer_norm: bool = False
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    head_dense: bool = False
     logits_bias: bool = False
     attn_softcap: float | None = None
     final_softcap: float | None = None
@@ -414,7 +456,12 @@ class DecoderSpec:
         return places | {i: places[source] for i, source in read.items()}
 
     def heads_of(self, layer: LayerSpec) -> HeadShape:
-        return layer.heads or HeadShape(self.num_kv_heads, self.head_dim, self.num_heads)
+        return layer.heads or self.own_heads
+
+    @property
+    def own_heads(self) -> HeadShape:
+        """The head shape of layers that do not say otherwise."""
+        return HeadShape(self.num_kv_heads, self.head_dim, self.num_heads, self.value_dim or self.head_dim)
 
     def norms_of(self, layer: LayerSpec) -> NormPlaces:
         return layer.norms or NormPlaces(self.pre_norms, self.post_norms, self.pre_norms, self.post_norms)
@@ -422,13 +469,24 @@ class DecoderSpec:
     @property
     def head_shapes(self) -> tuple[HeadShape, ...]:
         """The head shape of the spec, then the other shapes that layers have."""
-        own = HeadShape(self.num_kv_heads, self.head_dim, self.num_heads)
-        return tuple(dict.fromkeys([own, *(layer.heads for layer in self.layers if layer.heads is not None)]))
+        return tuple(
+            dict.fromkeys([self.own_heads, *(layer.heads for layer in self.layers if layer.heads is not None)])
+        )
 
     @property
     def key_size(self) -> int:
         """The number of floats of a token's keys in the layer where it is largest."""
         return max(shape.num_kv_heads * shape.head_dim for shape in self.head_shapes)
+
+    @property
+    def value_size(self) -> int:
+        """The number of floats of a token's values in the layer where it is largest."""
+        return max(shape.num_kv_heads * shape.value_dim for shape in self.head_shapes)
+
+    @property
+    def token_size(self) -> int:
+        """The number of floats of a token's keys and values, each in the layer where it is largest."""
+        return self.key_size + self.value_size
 
 
 class LayerKind(NamedTuple):
@@ -490,6 +548,8 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield from _norm(spec, p + "mlp_norm")
             inner = layer.intermediate_size or spec.intermediate_size
             yield from _mlp(spec, p, inner) if layer.moe is None else _experts(spec, p, layer.moe)
+            if layer.late_moe is not None:
+                yield from _experts(spec, p, layer.late_moe)
             if norms.after_mlp:
                 yield from _norm(spec, p + "post_mlp_norm")
         if per_layer is not None:
@@ -502,6 +562,9 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield from ((p + name, shape) for name, shape in _streams(d, spec.streams))
     yield from ((f"stream_out.{k}", (d, d)) for k in others)
     yield from _norm(spec, "final_norm")
+    if spec.head_dense:
+        yield "head_dense", (d, d)
+        yield from _norm(spec, "head_norm")
     if spec.has_logits and not spec.tie_embeddings:
         yield "lm_head", (spec.vocab_size, d)
     if spec.logits_bias:
@@ -529,26 +592,32 @@ def projections(layer: LayerSpec) -> tuple[str, ...]:
 
 
 def _attention(spec: DecoderSpec, p: str, layer: LayerSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    num_kv_heads, head_dim, num_heads = spec.heads_of(layer)
-    d, q, kv = spec.hidden_size, num_heads * head_dim, num_kv_heads * head_dim
+    num_kv_heads, head_dim, num_heads, value_dim = spec.heads_of(layer)
+    d, q, out = spec.hidden_size, num_heads * head_dim, num_heads * value_dim
+    rows = {"q": q, "k": num_kv_heads * head_dim, "v": num_kv_heads * value_dim}
     names = projections(layer)
     for name in names:
-        rows = q if name == "q" else kv
-        yield p + name, (rows, d)
+        yield p + name, (rows[name], d)
         if spec.qkv_bias:
-            yield p + name + "_bias", (rows,)
+            yield p + name + "_bias", (rows[name],)
     for name in names[:2] if spec.qk_norm or spec.qk_scales else ():
-        yield f"{p}{name}_norm", ((q if name == "q" else kv) if spec.joint_qk_norm else head_dim,)
+        layer_norm = spec.qk_layer_norm
+        if layer_norm is not None and layer_norm.of_heads:
+            yield f"{p}{name}_norm", (rows[name] // head_dim, head_dim)
+        else:
+            yield f"{p}{name}_norm", (rows[name] if spec.joint_qk_norm else head_dim,)
+        if layer_norm is not None and layer_norm.has_bias:
+            yield f"{p}{name}_norm_bias", (head_dim,)
     if spec.attn_gate:
-        gates = num_heads if spec.head_gates else q
+        gates = num_heads if spec.head_gates else out
         yield p + "attn_gate", (gates, d)
         if spec.qkv_bias:
             yield p + "attn_gate_bias", (gates,)
-    if spec.attn_sinks:
+    if layer.has_sinks:
         yield p + "sinks", (num_heads,)
     if spec.inner_norms:
-        yield p + "inner_attn_norm", (q,)
-    yield p + "o", (d, q)
+        yield p + "inner_attn_norm", (out,)
+    yield p + "o", (d, out)
     if spec.o_bias:
         yield p + "o_bias", (d,)
 
@@ -573,16 +642,16 @@ def _latent_attention(spec: DecoderSpec, p: str, mla: MlaSpec) -> Iterator[tuple
 
 
 def _experts(spec: DecoderSpec, p: str, moe: MoeSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield p + "router", (moe.num_experts, spec.hidden_size)
+    yield p + "router", (moe.num_choices, spec.hidden_size)
     if moe.own_norms:
         for name in ("experts_norm", "post_experts_norm", "post_shared_norm"):
             yield from _norm(spec, p + name)
         yield p + "router_scale", (spec.hidden_size,)
         yield p + "expert_scales", (moe.num_experts,)
     if moe.scores_bias:
-        yield p + "scores_bias", (moe.num_experts,)
+        yield p + "scores_bias", (moe.num_choices,)
     if moe.router_bias:
-        yield p + "router_bias", (moe.num_experts,)
+        yield p + "router_bias", (moe.num_choices,)
     if moe.latent_size:
         yield p + "latent_in", (moe.latent_size, spec.hidden_size)
         yield p + "latent_out", (spec.hidden_size, moe.latent_size)

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm, softplus
+from torch.nn.functional import embedding, layer_norm, linear, rms_norm, softplus
 
 from foreword.arrays import F32
 from foreword.executors.functions import xielu_numbers
@@ -67,6 +67,8 @@ class Decoder(Generic[StepType]):
         products += [] if self.per_layer is None else [self.per_layer.project]
         self.products = {product.parts: (product.outputs, product.inputs) for product in products}
         self.final_norm = Norm(spec, "final_norm", load)
+        self.head_dense = load("head_dense") if spec.head_dense else None
+        self.head_norm = Norm(spec, "head_norm" if spec.head_dense else None, load)
         self.head: Tensor | None = None
         if spec.has_logits:
             rows = load.shards.all.part(spec.vocab_size)
@@ -88,10 +90,12 @@ class Decoder(Generic[StepType]):
         inputs = None if self.per_layer is None else self.per_layer(x, step.input_ids, step.loras)
         h = x
         streams = None if self.streams is None else self.streams.begin(x)
+        late: Tensor | None = None  # what the experts of the layer before add
         for i, layer in enumerate(self.layers):
             own = None if inputs is None else inputs[:, i]
             if streams is None:
-                x, h = layer(x, h, step)
+                x, h, of_experts = layer(x, h, step)
+                x, late = x if late is None else x + late, of_experts
                 x = layer.finish(x, own, step.loras)
             else:
                 streams = layer.update(streams, own, step)
@@ -106,7 +110,10 @@ class Decoder(Generic[StepType]):
         vocabulary.
         """
         assert self.head is not None
-        logits = _scaled(linear(self.hidden_states(x), self.head), self.spec.logit_scale)
+        y = self.hidden_states(x)
+        if self.head_dense is not None:
+            y = self.head_norm(ACTIVATIONS[self.spec.activation](linear(y, self.head_dense)))
+        logits = _scaled(linear(y, self.head), self.spec.logit_scale)
         return cap(logits if self.head_bias is None else logits + self.head_bias, self.spec.final_softcap)
 
 
@@ -155,24 +162,33 @@ class Layer(Generic[StepType]):
         self.streams = None if spec.streams is None else StreamUpdate(spec, spec.streams, prefix, load)
         self.scale = load(prefix + "layer_scale") if spec.layer_scales else None
         self._input: Callable[[Tensor], Tensor] = rounded if spec.rounds_inputs else lambda h: h
-        self._rest = compiled(Layer._after_mixer) if compile and layer.moe is None else Layer._after_mixer
+        self.late = None if layer.late_moe is None else Experts(prefix, spec, layer.late_moe, load)
+        self._rest = compiled(Layer._after_mixer) if compile and layer.experts is None else Layer._after_mixer
 
-    def __call__(self, x: Tensor, h: Tensor, step: StepType) -> tuple[Tensor, Tensor]:
-        """Return the layer's output and the input of its mixer. h: that of the layer before."""
+    def __call__(self, x: Tensor, h: Tensor, step: StepType) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the layer's output, the input of its mixer, and what its late experts add. h: the input of the mixer
+        before.
+        """
         h = h if self.attn_norm is None else self._input(self.attn_norm(x))
         a = None if self.mixer is None else self.mixer(h, step)
-        return self._rest(self, x, h, a, step.loras), h
+        x, late = self._rest(self, x, h, a, step.loras)
+        return x, h, late
 
-    def _after_mixer(self, x: Tensor, h: Tensor, a: Tensor | None, loras: ProductChanges | None) -> Tensor:
-        """Return the layer's output. h, a: [T, hidden], the input and the output of its mixer."""
-        before = x
+    def _after_mixer(
+        self, x: Tensor, h: Tensor, a: Tensor | None, loras: ProductChanges | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the layer's output, and what its late experts add. h, a: [T, hidden], the input and the output of its
+        mixer.
+        """
+        before, late = x, None
         if a is not None:
             x = x + _scaled(self.post_attn_norm(a), self.mixer_scale)
         if self.mlp is not None:
             h = h if self.mlp_norm is None else self._input(self.mlp_norm(before if self.is_parallel else x))
             m = self.mlp(h, loras) if isinstance(self.mlp, Mlp) else self.mlp(x, h, loras)
+            late = None if self.late is None else self.late(x, h, loras)
             x = x + _scaled(self.post_mlp_norm(m), self.mlp_scale)
-        return x
+        return x, late
 
     def update(self, streams: Tensor, inputs: Tensor | None, step: StepType) -> Tensor:
         """Return the streams [streams, T, hidden] after the layer. inputs: of this layer alone, [T, size]."""
@@ -184,7 +200,7 @@ class Layer(Generic[StepType]):
         x = predicted[0]
         h = self.attn_norm(x)
         x = x + _scaled(self.post_attn_norm(self.mixer(h, step)), self.mixer_scale)
-        x = self._after_mixer((x + of.laurel(h)) * 0.5**0.5, h, None, step.loras)
+        x, _ = self._after_mixer((x + of.laurel(h)) * 0.5**0.5, h, None, step.loras)
         streams = of.correct(predicted, x)
         first = streams[0] if of.scale is None else streams[0] * of.scale
         return torch.cat([streams[:1], streams[1:] + self._of_inputs(first, inputs, step.loras)])
@@ -253,14 +269,19 @@ class AttentionWeights:
         self.products = [self.inputs, self.output]
         self.ends = tuple(accumulate(map(len, self.inputs.outputs[: len(projected)])))
         self.norms: tuple[Tensor, ...] | None = None
+        self.norm_biases: tuple[Tensor, ...] | None = None
         self.qk_eps = spec.norm_eps
         if spec.qk_norm:
-            self.norms = tuple(load(f"{prefix}{name}_norm") for name in projected[:2])
+            of = spec.qk_layer_norm
+            read: Callable[[str], Tensor] = load.among_heads if of is not None and of.of_heads else load
+            self.norms = tuple(read(f"{prefix}{name}_norm") for name in projected[:2])
+            if of is not None and of.has_bias:
+                self.norm_biases = tuple(load(f"{prefix}{name}_norm_bias") for name in projected[:2])
         if self.layer.unit_qk_eps is not None:
             ones = torch.ones(self.heads.head_dim, dtype=load.dtype, device=load.device)
             self.norms, self.qk_eps = (ones, ones), self.layer.unit_qk_eps
         self.query_scales = load(prefix + "q_norm") * load(prefix + "k_norm") if spec.qk_scales else None
-        self.sinks = load.among_heads(prefix + "sinks") if spec.attn_sinks else None
+        self.sinks = load.among_heads(prefix + "sinks") if self.layer.has_sinks else None
         self.slopes: Tensor | None = None
         if spec.slopes:
             part = load.shards.heads.part(len(spec.slopes))
@@ -268,8 +289,8 @@ class AttentionWeights:
         self.last_input = LastInput(spec, prefix + "inner_attn_norm", load)
 
     def gated(self, a: Tensor, gate: Tensor) -> Tensor:
-        """Return attention's outputs [T, heads, head_dim] times their gates, if there are any, as the input of the last
-        product [T, heads · head_dim].
+        """Return attention's outputs [T, heads, value_dim] times their gates, if there are any, as the input of the
+        last product [T, heads · value_dim].
         """
         if self.spec.attn_gate:
             factors = softplus(gate) if self.spec.softplus_gates else gate.sigmoid()
@@ -289,12 +310,15 @@ class PagedLayer(AttentionWeights):
         self._writes = self.layer.reads_layer is None
         self._width = self.ends[min(1, len(self.ends) - 1)]  # queries and keys in the outputs of ``inputs``
         self._heads = [self.heads.num_heads, *([self.heads.num_kv_heads] if self._writes else [])]
-        self._qk_norm: Tensor | None = None  # [heads of q and k, head_dim]
-        if self.norms is not None:
-            norms = zip(self.norms, self._heads, strict=True)
-            dim = self.heads.head_dim
-            self._qk_norm = torch.cat([weight.reshape(-1, dim).expand(count, -1) for weight, count in norms])
+        self._qk_norm, self._qk_norm_bias = self._of_heads(self.norms), self._of_heads(self.norm_biases)
         self._project = compiled(PagedLayer._projected) if compile else PagedLayer._projected
+
+    def _of_heads(self, parts: tuple[Tensor, ...] | None) -> Tensor | None:
+        """Return what norms of queries and keys have, for each of their heads: [heads of q and k, head_dim]."""
+        if parts is None:
+            return None
+        each = zip(parts, self._heads, strict=True)
+        return torch.cat([part.reshape(-1, self.heads.head_dim).expand(count, -1) for part, count in each])
 
     def __call__(self, h: Tensor, step: PagedStep) -> Tensor:
         rope = self.layer.rope
@@ -311,23 +335,26 @@ class PagedLayer(AttentionWeights):
     def _projected(
         self, h: Tensor, rotation: Rotation | None, loras: ProductChanges | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return queries, keys, values [T, heads, head_dim], and the gates [T, heads · head_dim] or [T, heads], or 0
-        columns without any. Without keys of its own, a layer has no heads of keys and values.
+        """Return queries and keys [T, heads, head_dim], values [T, heads, value_dim], and the gates [T, heads ·
+        value_dim] or [T, heads], or 0 columns without any. Without keys of its own, a layer has no heads of keys and
+        values.
         """
         spec, layer, dim, num_heads = self.spec, self.layer, self.heads.head_dim, self.heads.num_heads
         flat, gate = self.inputs(h, loras).tensor_split(self.ends[-1:], dim=1)
         qk, v = flat.tensor_split([self._width], dim=1)
         qk = qk.unflatten(1, (-1, dim))
-        v = qk[:, num_heads:] if layer.values_are_keys else v.unflatten(1, (-1, dim))
+        v = qk[:, num_heads:] if layer.values_are_keys else v.unflatten(1, (-1, self.heads.value_dim))
         if layer.unit_v:
-            v = rms_norm(v, (dim,), None, spec.norm_eps)
+            v = rms_norm(v, v.shape[2:], None, spec.norm_eps)
         if self._qk_norm is not None:
-            if spec.joint_qk_norm:
+            if spec.qk_layer_norm is not None:
+                qk = layer_norm(qk, (dim,), None, None, self.qk_eps)
+            elif spec.joint_qk_norm:
                 parts = qk.split(self._heads, dim=1)
                 qk = torch.cat([rms_norm(part, part.shape[1:], None, self.qk_eps) for part in parts], dim=1)
             else:
                 qk = rms_norm(qk, (dim,), None, self.qk_eps)
-            qk = qk * self._qk_norm
+            qk = qk * self._qk_norm if self._qk_norm_bias is None else qk * self._qk_norm + self._qk_norm_bias
         if (limit := spec.clip_qkv) is not None:
             qk, v = qk.clamp(-limit, limit), v.clamp(-limit, limit)
         if rotation is not None:
@@ -356,7 +383,7 @@ class LatentWeights:
         self.inputs = load.linear(prefix, ["q_a" if mla.q_rank else "q", "kv_a"], biases=biases)
         self.q = load.linear(prefix, ["q"]) if mla.q_rank else None
         self.q_norm = load(prefix + "q_a_norm") if mla.q_rank else None
-        self.kv_norm = load(prefix + "kv_a_norm")
+        self.kv_norm = load(prefix + "kv_a_norm") * mla.kv_scale
         self.k_b, self.v_b = (ByHead(prefix + name, spec.num_heads, load) for name in ("k_b", "v_b"))
         self._output = load.linear(prefix, ["o"], biases=["o"] if spec.o_bias else ())
         queries = [] if self.q is None else [self.q]
@@ -482,7 +509,8 @@ class Experts:
             chosen, weights = _sparsely_mixed(scores, count, self.moe.sparse_mix)
         else:
             probs = scores.softmax(-1) if self.moe.scoring == "softmax" else scores.sigmoid()
-            order = probs if self.router_bias is None else probs + self.router_bias
+            ranked = scores if self.moe.ranks_outputs else probs
+            order = ranked if self.router_bias is None else ranked + self.router_bias
             if self.moe.num_groups > 1:
                 order = order.masked_fill(~self._chosen_groups(order), float("-inf"))
             chosen = order.sort(dim=-1, descending=True, stable=True).indices[:, :count]
@@ -492,6 +520,11 @@ class Experts:
         weights = weights * self.moe.scale
         if self.norms is not None:
             weights = weights * self.expert_scales[chosen]
+        kept: Tensor | None = None  # [T, 1]: the sum of the weights of experts whose output is their input
+        if self.moe.identities:
+            is_kept = chosen >= self.moe.num_experts
+            kept, weights = (weights * is_kept).sum(-1, keepdim=True), weights.masked_fill(is_kept, 0)
+            chosen = chosen.clamp(max=self.moe.num_experts - 1)
         experts, order = chosen.flatten().sort(stable=True)  # the pairs of a token and one of its experts
         ends = torch.searchsorted(experts, self.numbers, right=True).int()
         inputs = (inputs if self.latent is None else self.latent[0](h, loras))[order // count]
@@ -504,6 +537,8 @@ class Experts:
         outputs = torch.empty_like(down)
         outputs[order] = down if self.biases is None else down + self.biases[1][experts]
         out = self.shard.sum((outputs.view(-1, count, outputs.shape[1]) * weights[..., None].to(h.dtype)).sum(1))
+        if kept is not None:
+            out = out + h * kept.to(h.dtype)
         if self.latent is not None:
             out = self.latent[1](out, loras)
         if self.norms is not None:

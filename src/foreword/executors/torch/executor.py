@@ -148,6 +148,6 @@ def cache_layers(spec: DecoderSpec) -> tuple[list[KVLayer], list[StateLayer]]:
     writing = [(i, layer) for i, layer in enumerate(spec.layers) if layer.has_attention and layer.reads_layer is None]
     shapes = [(place[i], spec.heads_of(layer)) for i, layer in writing]
     return (
-        [KVLayer(*at, of.num_kv_heads, of.head_dim, of.head_dim, spec.mla is not None) for at, of in shapes],
+        [KVLayer(*at, of.num_kv_heads, of.head_dim, of.value_dim, spec.mla is not None) for at, of in shapes],
         [StateLayer(*place[i], layer.recurrent.state_size) for i, layer in enumerate(spec.layers) if layer.recurrent],
     )

@@ -8,7 +8,7 @@ from typing import Unpack
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm
+from torch.nn.functional import layer_norm, rms_norm
 
 from foreword.arrays import I32
 from foreword.batch import PaddingBuckets
@@ -97,7 +97,11 @@ class DecoderOnRows:
             raise ConfigError(
                 f"{spec.architecture} has recurrent layers, which steps on a device lack; use executor='torch'"
             )
-        if spec.per_layer or any(layer.heads or layer.reads_layer is not None or layer.unit_v for layer in spec.layers):
+        if (
+            spec.per_layer
+            or spec.value_dim
+            or any(layer.heads or layer.reads_layer is not None or layer.unit_v for layer in spec.layers)
+        ):
             raise ConfigError(
                 f"{spec.architecture} has layers that read others' keys or whose heads differ, which steps on a device "
                 "lack; use executor='torch'"
@@ -121,7 +125,7 @@ class DecoderOnRows:
             device=load.device,
         )
         self.adapters = Loras(self.decoder.products, load.device, load.dtype)
-        has_experts = any(layer.moe is not None for layer in spec.layers)
+        has_experts = any(layer.experts is not None for layer in spec.layers)
         self.may_be_captured = not (has_experts and waits_for_host(load.device, load.dtype))
         self._memory: _RowMemory | None = None
 
@@ -258,9 +262,9 @@ class _RowLayer(AttentionWeights):
         queries, out = memory.queries[:T], memory.out[:T]
         projected = self.inputs(h, step.loras)
         norms = self.norms
-        if norms is not None and spec.joint_qk_norm:  # the kernel norms head by head
-            for part, weight in zip(projected.tensor_split(self.ends, dim=1), norms, strict=False):
-                part.copy_(rms_norm(part, weight.shape, weight, spec.norm_eps))
+        if norms is not None and (spec.joint_qk_norm or spec.qk_layer_norm):  # the kernel has RMSNorm of each head
+            for i, (part, weight) in enumerate(zip(projected.tensor_split(self.ends, dim=1), norms, strict=False)):
+                part.copy_(self._normed(part, weight, i))
             norms = None
         rope, rope_rows = (None, None) if self.layer.rope is None else step.rotations[self.layer.rope]
         attention.write(
@@ -277,6 +281,14 @@ class _RowLayer(AttentionWeights):
             softcap=spec.attn_softcap or 0.0, sinks=self.sinks,
         )  # fmt: skip
         return self.output(self.gated(out, projected[:, self.ends[-1] :]), step.loras)
+
+    def _normed(self, part: Tensor, weight: Tensor, nth: int) -> Tensor:
+        """Return queries, 0, or keys, 1, of all heads [T, heads · head_dim] after their norm."""
+        if self.spec.qk_layer_norm is None:
+            return rms_norm(part, weight.shape, weight, self.qk_eps)
+        dim = self.heads.head_dim
+        of_heads = layer_norm(part.unflatten(1, (-1, dim)), (dim,), None, None, self.qk_eps) * weight
+        return (of_heads if self.norm_biases is None else of_heads + self.norm_biases[nth]).flatten(1)
 
 
 class _RowLatentLayer(LatentWeights):

@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 from foreword.errors import ConfigError
 from foreword.executors.options import TorchOptions
-from foreword.models.spec import DecoderSpec, HeadShape
+from foreword.models.spec import DecoderSpec
 
 _SLICE = timedelta(seconds=0.2)
 """The time of one wait of a rank: between two waits the process sees its signals."""
@@ -201,8 +201,9 @@ class Shards:
                 f"tensor_parallel_size={size}: {spec.architecture} norms the queries of all heads together, but a rank "
                 "has its own alone; use 1"
             )
-        if self.positions.size > 1 and (spec.attn_sinks or spec.slopes):
-            what = "attention sinks" if spec.attn_sinks else "slopes of scores (ALiBi)"
+        has_sinks = any(layer.has_sinks for layer in spec.layers)
+        if self.positions.size > 1 and (has_sinks or spec.slopes):
+            what = "attention sinks" if has_sinks else "slopes of scores (ALiBi)"
             raise ConfigError(
                 f"context_parallel_size={self.positions.size}: {spec.architecture} has {what}, which ranks cannot "
                 "merge; use 1"
@@ -210,7 +211,7 @@ class Shards:
         layers = tuple(
             layer
             if (of := layer.heads) is None
-            else replace(layer, heads=HeadShape(of.num_kv_heads // size, of.head_dim, of.num_heads // size))
+            else replace(layer, heads=of._replace(num_kv_heads=of.num_kv_heads // size, num_heads=of.num_heads // size))
             for layer in spec.layers
         )
         return replace(spec, num_heads=spec.num_heads // size, num_kv_heads=spec.num_kv_heads // size, layers=layers)

@@ -364,8 +364,11 @@ def fused_rows(spec: DecoderSpec) -> dict[str, Rows]:
     """Return the rows of queries, keys and values in one tensor, of gate and up in another if the MLP has a gate, and
     of their biases.
     """
-    q, kv, ff = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.intermediate_size
-    sizes = {"qkv": {"q": q, "k": kv, "v": kv}, **({"gate_up": {"gate": ff, "up": ff}} if spec.gated_mlp else {})}
+    heads, ff = spec.own_heads, spec.intermediate_size
+    q, k, v = (
+        n * dim for n, dim in ((heads.num_heads, heads.head_dim), heads[:2], (heads.num_kv_heads, heads.value_dim))
+    )
+    sizes = {"qkv": {"q": q, "k": k, "v": v}, **({"gate_up": {"gate": ff, "up": ff}} if spec.gated_mlp else {})}
     found: dict[str, Rows] = {}
     for source, parts in sizes.items():
         start = 0

@@ -36,7 +36,8 @@ def gemma4(config: Config) -> DecoderSpec:
     listed = sliding_flags(config, _PATTERN, count)
     sliding = windows(config, lambda i: listed[i] if listed else (i + 1) % 6 != 0)
     slides = [window is not None for window in sliding[:-1]] + [False]  # the last layer is full, whatever is listed
-    local = HeadShape(_kv_heads(config, slides, is_local=True), head_dim(config), config.size("num_attention_heads"))
+    dim = head_dim(config)
+    local = HeadShape(_kv_heads(config, slides, is_local=True), dim, config.size("num_attention_heads"), dim)
     full = _full_heads(config, slides, local)
     local_rope, full_rope = _ropes(config, slides, local.head_dim, full.head_dim)
     moe = _experts(config)
@@ -123,7 +124,7 @@ def _full_heads(config: Config, slides: Sequence[bool], local: HeadShape) -> Hea
         dim = config.size("global_head_dim", most=1 << 16)
         if width not in (None, dim):
             raise config.refused("v_head_dim", width)
-        return local._replace(num_kv_heads=heads, head_dim=dim)
+        return local._replace(num_kv_heads=heads, head_dim=dim, value_dim=dim)
     if not isinstance(own, Mapping):
         raise config.error(f"per_layer_config is {own!r:.80}, not an object", USE_ITS_CONFIG)
     found: dict[bool, set[HeadShape]] = {True: set(), False: set()}  # by whether a layer has a window
@@ -136,7 +137,8 @@ def _full_heads(config: Config, slides: Sequence[bool], local: HeadShape) -> Hea
             reason = f"per_layer_config: {values!r:.80} of layer {i} is not of head_dim and num_key_value_heads"
             raise config.error(reason, "Use a model whose layers differ in these alone")
         layer = config.with_values(values)
-        found[slide].add(HeadShape(layer.size("num_key_value_heads"), head_dim(layer), local.num_heads))
+        dim = head_dim(layer)
+        found[slide].add(HeadShape(layer.size("num_key_value_heads"), dim, local.num_heads, dim))
     if found[True] - {local} or len(found[False]) != 1:
         reason = f"per_layer_config: layers of a kind have other heads, {sorted(found[True] | found[False])}"
         raise config.error(reason, "Use a model whose sliding layers have equal heads, and its full layers")

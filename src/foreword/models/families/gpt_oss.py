@@ -33,10 +33,9 @@ def gpt_oss(config: Config) -> DecoderSpec:
     return decoder(
         config,
         "gpt_oss",
-        tuple(LayerSpec(rotary, w, moe) for w in windows(config, lambda i: i % 2 == 0)),
+        tuple(LayerSpec(rotary, w, moe, has_sinks=True) for w in windows(config, lambda i: i % 2 == 0)),
         act=None,
         mlp_bias=True,
-        attn_sinks=True,
         clamped_gate=ClampedGate(config.positive("swiglu_alpha"), config.positive("swiglu_limit")),
     )
 

@@ -66,8 +66,9 @@ def granite_swa(config: Config) -> DecoderSpec:
     ropes = {theta: rope_spec(config, head_dim(config), {**of_all, "rope_theta": theta}) for theta in {*thetas} - {0}}
     spans = windows(config, lambda i: i % 4 != 0, is_optional=False)
     moe = _moe(config) if "num_local_experts" in config.keys else None
-    layers = tuple(LayerSpec(ropes.get(theta), span, moe) for theta, span in zip(thetas, spans, strict=True))
-    return decoder(config, "granite_swa", layers, attn_sinks=True, **_multipliers(config))
+    each = zip(thetas, spans, strict=True)
+    layers = tuple(LayerSpec(ropes.get(theta), span, moe, has_sinks=True) for theta, span in each)
+    return decoder(config, "granite_swa", layers, **_multipliers(config))
 
 
 def _moe(config: Config) -> MoeSpec:

@@ -90,10 +90,10 @@ def flint(config: Config) -> DecoderSpec:
     spans = windows(config, lambda i: i >= 2 and i % 4 != 1 and i != last, is_optional=False)
     moe = replace(experts(config, shared=True), scoring="sigmoid", shared_gate=False)
     layers = (
-        LayerSpec(rotary if span else None, span, of)
+        LayerSpec(rotary if span else None, span, of, has_sinks=True)
         for span, of in zip(spans, sparse_layers(config, moe), strict=True)
     )
-    return decoder(config, "flint", tuple(layers), qk_norm=True, attn_sinks=True)
+    return decoder(config, "flint", tuple(layers), qk_norm=True)
 
 
 def mellum(config: Config) -> DecoderSpec:
@@ -174,7 +174,7 @@ def laguna(config: Config) -> DecoderSpec:
         scale=config.positive("moe_routed_scaling_factor"),
         softcap=cap if cap > 0 else None,
     )
-    first = HeadShape(kv_heads(config, heads[0]), head_dim(config), heads[0])
+    first = HeadShape(kv_heads(config, heads[0]), head_dim(config), heads[0], head_dim(config))
     shapes = [first._replace(num_heads=one) for one in heads]
     layers = (
         replace(layer, moe=moe if has else None, heads=None if shape == first else shape)
