@@ -31,7 +31,7 @@ ARCHITECTURES = {
     "bitnet": "bitnet", "apertus": "apertus",
     "exaone": "exaone", "internlm2": "internlm2", "deepseek": "deepseek", "bailing_moe": "bailingmoe",
     "bailing_moe_v2": "bailingmoe2", "glm": "chatglm", "laguna": "laguna", "mellum": "mellum",
-    "cohere2_moe": "cohere2moe",
+    "cohere2_moe": "cohere2moe", "mimo_v2_flash": "mimo2",
     "mamba2": "mamba2", "mamba": "mamba", "falcon_mamba": "mamba", "jamba": "jamba",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "falcon": "falcon", "phi": "phi2",
     "bloom": "bloom", "mpt": "mpt", "dbrx": "dbrx",
@@ -223,6 +223,7 @@ EXPRESSIBLE = {
         "no_rope_layers": None, "moe_layers": None, "use_qk_norm": True, "attn_temperature_tuning": True,
     },
     "cohere2_moe": {"shared_expert_combination_strategy": "average"},
+    "mimo_v2_flash": {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0},
     "laguna": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
     "mellum": {"mlp_layer_types": ["sparse", "sparse", "sparse", "sparse"]},
     "minicpm3": {"scale_emb": 12.0, "dim_model_base": 256},
@@ -393,7 +394,7 @@ def converted(config, name, value):
             part.startswith("query_key_value.") and not config.get("n_group")
         ):
             return separate(config, layer, value, by_head=part == "wqkv.weight")
-        case "mlp" if part in ("gate.expert_bias", "experts.e_score_correction_bias"):
+        case "mlp" if part in ("gate.expert_bias", "experts.e_score_correction_bias", "e_score_correction_bias"):
             return {f"blk.{layer}.exp_probs_b.bias": value}
         case "linear_attn" if config["model_type"] == "qwen3_next":
             return delta_net(config, layer, part, value)
@@ -446,7 +447,7 @@ def converted(config, name, value):
             return {f"blk.{layer}.attn_k_b.weight": k, f"blk.{layer}.attn_v_b.weight": v}
         case "mlp" if part == "expert_bias":
             return {f"blk.{layer}.exp_probs_b.bias": value}
-        case "self_attn" if part == "sinks":
+        case "self_attn" if part in ("sinks", "attention_sink_bias"):
             return {f"blk.{layer}.attn_sinks.weight": value}
         case "feed_forward" if part == "expert_bias":
             return {f"blk.{layer}.exp_probs_b.bias": value}
@@ -628,6 +629,21 @@ def of_kinds(config):
             "router_logit_softcapping": ("f32", config["moe_router_logit_softcapping"]),
         }
     return {f"{config['model_type']}.{key}": typed for key, typed in found.items()}
+
+
+def mimo2(config):
+    """The metadata of MiMo V2 Flash: of windows, heads and rotations by kind of layer, and of the experts."""
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    full, local = config["num_key_value_heads"], 2 * config["num_key_value_heads"]
+    found = {
+        "attention.head_count_kv": ("[i32]", [local if slide else full for slide in slides]),
+        "attention.sliding_window_pattern": ("[i32]", [int(slide) for slide in slides]),
+        "attention.value_length": ("u32", config["v_head_dim"]),
+        "attention.value_scale": ("f32", config["attention_value_scale"]),
+        "rope.freq_base_swa": ("f32", config["rope_parameters"]["sliding_attention"]["rope_theta"]),
+        "expert_count": ("u32", config["n_routed_experts"]),
+    }
+    return {f"mimo2.{key}": typed for key, typed in found.items()}
 
 
 def gemma3n(config):
@@ -866,6 +882,8 @@ def metadata(config):
         dense = {"leading_dense_block_count": config["num_hidden_layers"], "expert_shared_count": 0}
         dense["expert_feed_forward_length"] = config["intermediate_size"]
         found |= {f"deepseek2.{key}": ("u32", value) for key, value in dense.items()}
+    elif config["model_type"] == "mimo_v2_flash":
+        found |= mimo2(config)
     elif "n_routed_experts" in config and config["model_type"] != "nemotron_h":
         dense = config.get("mlp_layer_types", ()).count("dense")
         found |= routed(architecture, {"first_k_dense_replace": dense, **config})

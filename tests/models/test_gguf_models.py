@@ -93,6 +93,7 @@ WITH_TRANSFORMERS_LOGITS = {
     "qwen2": ({}, {}),
     "qwen3": ({}, {}),
     **dict.fromkeys(("gpt2", "starcoder", "starcoder-heads", "falcon", "falcon-two-norms", "falcon-grouped"), ({}, {})),
+    **dict.fromkeys(("cohere-plus",), ({}, {})),
     **dict.fromkeys(("internlm2", "deepseek", "bailing", "cohere2-moe", "olmo-limited"), ({}, {})),
     "laguna": ({"laguna.rope.dimension_count": HALF}, {}),
     "exaone": gguf_models.rotary(TINY["exaone"]["config"]),
@@ -133,6 +134,9 @@ LIKE_A_DIRECTORY = {
         )
         for kind in ("k_b and v_b apart", "kv_b in one")
     },
+    "mimo-v2": (
+        {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}, {"mimo2.rope.dimension_count": HALF}
+    ),
     "llama4": ({**LLAMA4, "rope_parameters": {"rope_theta": 500.0}}, {}),
     "dots1": ({"sliding_window": None, "layer_types": None}, {}),
     "mpt-limited": ({"attn_config": {"alibi_bias_max": 8, "clip_qkv": 0.4}}, {}),

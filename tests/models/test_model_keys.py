@@ -33,7 +33,9 @@ PER_LAYER_TYPE = {
     "gemma4_unified_text",
     "lfm3",
     "mellum",
+    "mimo_v2_flash",
     "modernbert",
+    "modernbert-decoder",
     "olmo3",
 }  # their types of layers have their own rotary embeddings
 COMPLETED = {

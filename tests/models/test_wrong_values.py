@@ -57,7 +57,7 @@ def is_number(value):
     return type(value) in (int, float)
 
 
-_OWN_ROTARY = ("mellum", "laguna", "lfm3", "gemma4_text", "gemma4_unified_text", "gptj", "codegen")
+_OWN_ROTARY = ("mellum", "laguna", "lfm3", "gemma4_text", "gemma4_unified_text", "gptj", "codegen", "mimo_v2_flash")
 LISTS = {
     "mlp_only_layers": [[]],
     "moe_layers": [[]],

@@ -11,9 +11,8 @@ _REASONS: Mapping[str, str] = {
     "an encoder, which is used as a decoder": """
         bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
         roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod""",
-    "positions are sinusoidal or relative": "cpmant ctrl reformer xglm xlm xlnet",
+    "positions are sinusoidal in another way, or relative": "cpmant ctrl reformer xlm xlnet",
     "norms of the sums after attention and MLP": "openai-gpt",
-    "only the attention of the last layer has a bias": "gpt_neox_japanese",
     "sparse attention: an indexer chooses the keys that a query sees": """
         axk2 deepseek_v32 deepseek_v4 dots3_note dots3_note_text glm_moe_dsa hy_v4 minimax_m3_vl_text qwen4_exp
         qwen4_exp_text""",
@@ -27,11 +26,7 @@ _REASONS: Mapping[str, str] = {
     "attention of another form: of two softmaxes, with masks that it computes, or routed to heads": """
         diffllama doge jetmoe""",
     "layers run several times for a token": "hrm_text",
-    "heads have a bias of a gate each": "beam",
-    "values have another size than keys": "mimo_v2_flash",
-    "norms of another form: LayerNorm of keys or embeddings": "modernbert-decoder persimmon",
-    "experts of another form: empty, or by a bias of the outputs of their router": """
-        kolibri1 longcat_flash""",
+    "sums have a factor of the residual stream, and gates a bias for each head": "beam",
     "tokens are groups of bytes": "blt",
 }
 NOT_NATIVE: Mapping[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}

@@ -107,7 +107,8 @@ _REASONS: Mapping[str, str] = {
     "what another implementation returns": "output_attentions output_hidden_states return_dict use_return_dict",
     "where the file comes from": "_name_or_path name_or_path transformers_version unsloth_fixed unsloth_version",
     "tokens, which the tokenizer's files have": """
-        bos_token_id cls_token_id eod_token_id eos_token_id mask_token_id pad_token_id sep_token_id""",
+        bos_token_id cls_token_id decoder_start_token_id eod_token_id eos_token_id mask_token_id pad_token_id
+        sep_token_id""",
     "of heads that predict further tokens, which are not run": """
         mtp_hybrid_override_pattern mtp_layer_types mtp_layers_block_type mtp_mlp_layer_types mup_denominator""",
     "of a classifier's head, or of one that is not run": """

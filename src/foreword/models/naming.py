@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from foreword.arrays import F32
 from foreword.errors import ModelError
 from foreword.models.config import ROPE_FACTORS
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
@@ -76,7 +77,7 @@ def weights_from_gguf(
     names |= {f"{DENSE}{i}": f"{name}.weight" for i, name in enumerate(GGUF_DENSE)}
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
     weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, constants=family.constants)
-    used |= _unread_keys(spec, names)
+    used |= _unread(spec, names, family.parts_of_layer)
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
         raise ModelError(f"{path}: tensor {extra[0]} is not part of a {spec.architecture} model. {fix}")
@@ -140,7 +141,7 @@ def weights_from_safetensors(
     options: dict[str, Any] = {name: getattr(family, name) for name in ("constants", "optional")}
     options["transposed"] = False if stacked else family.transposed_experts
     weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, **options)
-    used |= _unread_keys(spec, names)
+    used |= _unread(spec, names, family.parts_of_layer)
     # Equal to the embedding, or of a model that computes no logits.
     heads = () if "lm_head" in weights else (str(names["lm_head"]),)
     _check_unused(path, tensors, used, spec.architecture, (*family.unused, *heads))
@@ -230,10 +231,18 @@ def _dense_names(pooling: PoolingSpec | None) -> dict[str, str]:
     return {f"{DENSE}{i}{end}": f"{DENSE}{i}.linear.{part}" for i in range(count) for end, part in parts.items()}
 
 
-def _unread_keys(spec: DecoderSpec, names: Mapping[str, str | Rows]) -> set[str]:
-    """Return the tensors of keys and values that layers would have if they did not read those of others."""
-    reading = [i for i, layer in enumerate(spec.layers) if layer.reads_layer is not None]
-    return {source_of(f"layers.{i}.{part}", names)[0] for i in reading for part in ("k", "v", "k_norm")}
+def _unread(spec: DecoderSpec, names: Mapping[str, str | Rows], parts_of_layer: int = 1) -> set[str]:
+    """Return the tensors of keys and values that layers would have if they did not read those of others, and those that
+    experts would have whose output is their input.
+    """
+    found: list[str] = []
+    for i, layer in enumerate(spec.layers):
+        if layer.reads_layer is not None:
+            found += [f"layers.{i}.{part}" for part in ("k", "v", "k_norm")]
+        if (moe := layer.experts) is not None:
+            own = range(moe.num_experts, moe.num_choices)
+            found += [f"layers.{i}.experts.{e}.{part}" for e in own for part in ("gate", "up", "down")]
+    return {source_of(name, names, parts_of_layer)[0] for name in found}
 
 
 def _gate_and_up(spec: DecoderSpec, name: str, end: str = "") -> dict[str, str | Rows]:
@@ -335,6 +344,11 @@ def reorder_rows(weights: dict[str, Tensor], spec: DecoderSpec, is_interleaved: 
     for name, head_dim, rotated in _interleaved(spec) if is_interleaved else ():
         if name in weights:
             weights[name] = split_halves(weights[name], head_dim, rotated)
+        norm = name + "_norm"
+        if spec.qk_norm and not spec.joint_qk_norm and norm in weights:
+            values = weights[norm].dequantize()
+            turned = split_halves(float_tensor(values.ravel()), head_dim, rotated)
+            weights[norm] = float_tensor(turned.dequantize().reshape(values.shape))
 
 
 def _rotary_parts_first(weights: dict[str, Tensor], spec: DecoderSpec, mla: MlaSpec, *, is_interleaved: bool) -> None:
@@ -419,7 +433,7 @@ def _collect(
     parts_of_layer: int = 1,
     *,
     transposed: bool | None = False,
-    constants: Mapping[str, float] = MappingProxyType({}),
+    constants: Mapping[str, float | Callable[[tuple[int, ...]], F32]] = MappingProxyType({}),
     optional: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[dict[str, Tensor], set[str]]:
     """Return the weights, and the tensors that hold them. Ends at the first fault, whatever sizes the spec claims.
@@ -432,8 +446,10 @@ def _collect(
     num_experts: dict[str, tuple[tuple[int, ...], int]] = {}  # tensor of experts: its shape, and those wanted
     for name, shape in wanted:
         _, kind, _ = _parts(name)
-        if (value := constants.get(kind)) is not None:
-            weights[name] = float_tensor(np.full(shape, value, np.float32))
+        if (constant := constants.get(kind)) is not None:
+            weights[name] = float_tensor(
+                constant(shape) if callable(constant) else np.full(shape, constant, np.float32)
+            )
             continue
         if kind not in names:
             raise ModelError(f"{path}: such files have no tensor for {name}. Use a directory of safetensors")
@@ -491,8 +507,8 @@ def source_of(
     rows = source if isinstance(source, Rows) else None
     template = names[rows.name] if rows else source
     assert isinstance(template, str)
-    i = layer and int(layer) // parts_of_layer
-    return template.format(i=i, e=e), rows, int(e) if e and "{e}" not in template else None
+    i, part = divmod(int(layer), parts_of_layer) if layer else (None, None)
+    return template.format(i=i, e=e, part=part), rows, int(e) if e and "{e}" not in template else None
 
 
 def _of_expert(tensor: Tensor, expert: int, *, transposed: bool) -> Tensor:

@@ -61,6 +61,9 @@ NEMOTRON = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_s
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
 
 MLA = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 12}
+OWN_HEADS = {name: size for name, size in SIZES.items() if name != "num_key_value_heads"}
+BERT_SIZES = {**OWN_HEADS, "bos_token_id": 1}
+LAST = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
 TOKENS = {"vocab_size": 48, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
 GPT = {**TOKENS, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64}
 GPT_SIZES = {**TOKENS, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -231,6 +234,24 @@ MODELS = {
         **SIZES, **EXPERTS, num_experts=8, n_group=4, topk_group=2, num_shared_experts=2, sliding_window=6,
         routed_scaling_factor=1.5, rope_parameters=ROPE,
     ),
+    "longcat": transformers.LongcatFlashConfig(
+        **{name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_attention_heads", *LAST)}, **MLA,
+        q_lora_rank=20, num_layers=2, ffn_hidden_size=40, moe_topk=3, n_routed_experts=4, zero_expert_num=3,
+        expert_ffn_hidden_size=12, routed_scaling_factor=1.5, rope_parameters=ROPE, head_dim=8,
+    ),
+    "mimo-v2": transformers.MiMoV2FlashConfig(
+        **SIZES, **EXPERTS, n_routed_experts=8, n_group=4, topk_group=2, head_dim=12, v_head_dim=8, sliding_window=6,
+        layer_types=["full_attention", *["sliding_attention"] * 2, "full_attention"], routed_scaling_factor=1.5,
+        rope_parameters={
+            "full_attention": HALF,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "kolibri": transformers.Kolibri1Config(
+        **{name: size for name, size in SIZES.items() if name != "intermediate_size"}, **EXPERTS, num_experts=6,
+        shared_expert_intermediate_size=20, head_dim=12, sliding_window=6, rope_parameters=ROPE,
+        layer_types=["full_attention", *["sliding_attention"] * 2, "full_attention"],
+    ),
     "hy-v3": transformers.HYV3Config(
         **SIZES, **EXPERTS, num_experts=6, num_shared_experts=2, head_dim=12, router_scaling_factor=1.5,
         rope_parameters=ROPE,
@@ -256,6 +277,9 @@ MODELS = {
         rope_parameters=ROPE,
     ),
     "cohere": transformers.CohereConfig(**SIZES, logit_scale=0.4, rope_parameters=ROPE),
+    "cohere-plus": transformers.CohereConfig(
+        **SIZES, logit_scale=0.4, use_qk_norm=True, layer_norm_eps=0.1, rope_parameters=ROPE
+    ),
     "cohere2": transformers.Cohere2Config(
         **SIZES, logit_scale=0.4, sliding_window=6, tie_word_embeddings=False, rope_parameters=ROPE
     ),
@@ -418,7 +442,38 @@ MODELS = {
         **GPT_SIZES, intermediate_size=40, use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True,
         hidden_act="gelu_new", rope_parameters={**HALF, "rope_type": "linear", "factor": 2.0},
     ),
+    "gpt-neox-japanese": transformers.GPTNeoXJapaneseConfig(
+        **{name: size for name, size in GPT_SIZES.items() if name != "intermediate_size"},
+        intermediate_multiple_size=2, rope_parameters=HALF,
+    ),
     "phi": transformers.PhiConfig(**SIZES, rope_parameters=HALF),
+    "phi-normed": transformers.PhiConfig(
+        **SIZES, qk_layernorm=True, layer_norm_eps=0.1, tie_word_embeddings=True, rope_parameters=HALF
+    ),
+    "persimmon": transformers.PersimmonConfig(
+        **OWN_HEADS, rope_parameters=HALF,
+        layer_norm_eps=0.1,
+    ),
+    "persimmon-plain": transformers.PersimmonConfig(
+        **OWN_HEADS, rope_parameters=ROPE,
+        qk_layernorm=False, hidden_act="gelu",
+    ),
+    "modernbert-decoder": transformers.ModernBertDecoderConfig(
+        **BERT_SIZES, local_attention=12,
+        layer_types=["full_attention", *["sliding_attention"] * 2, "full_attention"], norm_eps=0.1,
+        rope_parameters={"full_attention": ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
+    ),
+    "modernbert-decoder-biased": transformers.ModernBertDecoderConfig(
+        **BERT_SIZES, local_attention=12,
+        attention_bias=True, mlp_bias=True, decoder_bias=False, tie_word_embeddings=False,
+    ),
+    "xglm": transformers.XGLMConfig(
+        **TOKENS, d_model=32, ffn_dim=40, num_layers=4, attention_heads=4, max_position_embeddings=64
+    ),
+    "xglm-unscaled": transformers.XGLMConfig(
+        **TOKENS, d_model=36, ffn_dim=40, num_layers=2, attention_heads=4, max_position_embeddings=64,
+        scale_embedding=False, activation_function="relu", tie_word_embeddings=False,
+    ),
     "gptj": transformers.GPTJConfig(**GPT, n_inner=40, rotary_dim=4),
     "codegen": transformers.CodeGenConfig(**GPT, rotary_dim=6, tie_word_embeddings=True),
     "gpt2": transformers.GPT2Config(**GPT, n_inner=40),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from foreword.arrays import F32
 from foreword.errors import ModelError
 from foreword.models.config import O_BIAS, USE_ITS_CONFIG, Config
 from foreword.models.keys import WITHOUT_EFFECT, Key, Keys, of_gguf, only, only_in_gguf
@@ -197,15 +198,15 @@ class Rows:
 class Family:
     """The description of one family of models: how its files are read.
 
-    title: its name on pages. spec: its `DecoderSpec` from a config. keys: those of the config, all of them.
-    aliases: the key of each other name that a config.json may have for it, beside `Key.own`.
+    title: its name on pages. spec: its `DecoderSpec` from a config. keys: those of the config, all of them. aliases:
+    the key of each other name that a config.json may have for it, beside `Key.own`.
     names: where its safetensors differ from `SAFETENSORS_NAMES`. renamed: parts of names in other checkpoints of it,
     with what they are in ``names``. joined: by the end of the name of a tensor, the ends of those that are its rows in
     other checkpoints. unused: beginnings of the names of tensors that are left out: of heads that are not run, and of
-    what its reference leaves out. constants: weights that no file has, by their one number; names of experts begin with
-    ``experts.``. optional: the same, of weights that some files have. norms_less_one: safetensors hold norm weights as
-    w − 1. interleaved: they hold q and k rows in interleaved rotary order; interleaved_key: the key of a config.json
-    that says whether they do.
+    what its reference leaves out. constants: weights that no file has, by their one number, or by a function of their
+    shape; names of experts begin with ``experts.``. optional: the same, of weights that some files have.
+    norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q and k rows in interleaved rotary
+    order; interleaved_key: the key of a config.json that says whether they do.
     gguf: the architecture's name in GGUF files, if it has one; more_gguf: other names; shared_gguf: that of another
     family, which its GGUF files have if it has none. gguf_names: where its GGUF files differ from `GGUF_NAMES`.
     gguf_numbers: keys of their metadata with a number for each layer {i}, which is the tensor blk.{i}.KEY in
@@ -215,9 +216,10 @@ class Family:
     some do, which their shapes say. experts_in_rows: the ends of the names of tensors that have the matrices of all
     experts one below the other; those of an expert e are read by names with experts.{e} in place of experts.mlp and
     with .weight at the end. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the
-    same. parts_of_layer: as many layers of a spec are one layer of its files. is_scaled_in_gguf: weights of GGUF files
-    are multiplied by the numbers of the spec already. scaled_by_mlx: the config of a checkpoint by MLX, whose weights
-    are multiplied by numbers of the config. is_scaled: they are multiplied so, and those of adapters are not.
+    same. parts_of_layer: as many layers of a spec are one layer of its files, in whose names {part} is the number of
+    one of them. is_scaled_in_gguf: weights of GGUF files are multiplied by the numbers of the spec already.
+    scaled_by_mlx: the config of a checkpoint by MLX, whose weights are multiplied by numbers of the config. is_scaled:
+    they are multiplied so, and those of adapters are not.
     """
 
     title: str
@@ -227,7 +229,7 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    constants: Mapping[str, float] = field(default_factory=dict)
+    constants: Mapping[str, float | Callable[[tuple[int, ...]], F32]] = field(default_factory=dict)
     optional: Mapping[str, float] = field(default_factory=dict)
     unused: tuple[str, ...] = ("score.",)
     norms_less_one: bool = False

@@ -26,11 +26,15 @@ from foreword.models.families.base import (
 )
 from foreword.models.families.deepseek import ROUTED_NAMES, sparse_flags
 from foreword.models.keys import Key, of_gguf, only, only_in_gguf, table
-from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, QKLayerNorm, RopeSpec
 
 
 def cohere(config: Config) -> DecoderSpec:
-    return _decoder(config, "cohere", (LayerSpec(rope(config)),) * num_layers(config))
+    """Return the spec of Command R and Aya; with use_qk_norm, of Command R+."""
+    own: dict[str, Any] = {}
+    if config.get("use_qk_norm", bool):
+        own = {"qk_norm": True, "qk_layer_norm": QKLayerNorm(of_heads=True)}
+    return _decoder(config, "cohere", (LayerSpec(rope(config)),) * num_layers(config), **own)
 
 
 def cohere2(config: Config) -> DecoderSpec:
@@ -139,7 +143,7 @@ FAMILIES = {
     "cohere": Family(
         "Command R, Aya",
         cohere,
-        table(_COMMON, [only("use_qk_norm", False)], tie_word_embeddings=True, rope_theta=500000.0),
+        table(_COMMON, [Key("use_qk_norm", False)], tie_word_embeddings=True, rope_theta=500000.0),
         constants=_NO_BIASES,
         interleaved=True,
         gguf="command-r",

@@ -78,38 +78,38 @@ def sparse_flags(config: Config, dense: int) -> list[bool]:
 
 def _deepseek(config: Config, architecture: str, sparse: Sequence[bool] | None = None, *, grouped: bool) -> DecoderSpec:
     """Return a spec. ``sparse`` says which layers have experts; None: those after ``first_k_dense_replace`` layers."""
-    config = _with_mscale(config)
-    mla = _mla(config)
-    rotary, dense = _rope(config, mla), config.get("first_k_dense_replace", int)
+    config = with_mscale(config)
+    mla = latent_sizes(config)
+    rotary, dense = latent_rope(config, mla), config.get("first_k_dense_replace", int)
     is_sigmoid = config.value(_GATING) == 2 if config.prefix else architecture != "deepseek_v2"
     has_experts = [i >= dense for i in range(num_layers(config))] if sparse is None else sparse
     moe = routed_experts(config, is_sigmoid=is_sigmoid, grouped=grouped) if any(has_experts) else None
     layers = tuple(LayerSpec(rotary, moe=moe if has else None) for has in has_experts)
-    return decoder(config, architecture, layers, **_latent(config, mla))
+    return decoder(config, architecture, layers, **latent_attention(config, mla))
 
 
 def youtu(config: Config) -> DecoderSpec:
     """Return the spec of Youtu-LLM, which is a DeepSeek V3 without experts."""
-    config, mla = _with_mscale(config), _mla(config)
-    layers = (LayerSpec(_rope(config, mla)),) * num_layers(config)
-    return decoder(config, "youtu", layers, **_latent(config, mla))
+    config, mla = with_mscale(config), latent_sizes(config)
+    layers = (LayerSpec(latent_rope(config, mla)),) * num_layers(config)
+    return decoder(config, "youtu", layers, **latent_attention(config, mla))
 
 
 def minicpm3(config: Config) -> DecoderSpec:
-    mla, count, hidden = _mla(config), num_layers(config), config.size("hidden_size")
+    mla, count, hidden = latent_sizes(config), num_layers(config), config.size("hidden_size")
     depth = config.positive("scale_depth", math.sqrt(count))
     return decoder(
         config,
         "minicpm3",
-        (LayerSpec(_rope(config, mla)),) * count,
+        (LayerSpec(latent_rope(config, mla)),) * count,
         embedding_scale=config.positive("scale_emb"),
         residual_scale=depth / math.sqrt(count),
         logit_scale=config.size("dim_model_base", hidden) / hidden,
-        **_latent(config, mla),
+        **latent_attention(config, mla),
     )
 
 
-def _mla(config: Config) -> MlaSpec:
+def latent_sizes(config: Config) -> MlaSpec:
     """Return the sizes of the heads.
 
     GGUF files have them as ``…_mla``; older ones in place of the lengths of one head.
@@ -135,11 +135,11 @@ def _mla(config: Config) -> MlaSpec:
     return MlaSpec(q_rank, config.size("kv_lora_rank", most=1 << 16), **sizes)
 
 
-def _rope(config: Config, mla: MlaSpec) -> RopeSpec:
+def latent_rope(config: Config, mla: MlaSpec) -> RopeSpec:
     return rope_spec(config, mla.rope_dim, rope_parameters(config))
 
 
-def _latent(config: Config, mla: MlaSpec) -> dict[str, Any]:
+def latent_attention(config: Config, mla: MlaSpec) -> dict[str, Any]:
     """Return the differences of latent attention.
 
     With yarn, the scale of scores has the square of m(mscale_all_dim).
@@ -151,7 +151,7 @@ def _latent(config: Config, mla: MlaSpec) -> dict[str, Any]:
     return {"mla": mla, "num_kv_heads": 1, "head_dim": mla.rope_dim + mla.kv_rank, "query_scale": scale}
 
 
-def _with_mscale(config: Config) -> Config:
+def with_mscale(config: Config) -> Config:
     """Return the config with both scales of yarn, which are equal. A GGUF file has one number, a tenth of them."""
     scaling = config.value("rope_scaling")
     if not config.prefix or not isinstance(scaling, dict) or "yarn_log_multiplier" not in scaling:
@@ -199,7 +199,7 @@ ROUTED_NAMES = {
     },
 }
 """The names of `routed_experts` in safetensors."""
-_NAMES = {
+LATENT_NAMES = {
     "q_a": _ATTN + "q_a_proj.weight",
     "q_a_norm": _ATTN + "q_a_layernorm.weight",
     "kv_a": _ATTN + "kv_a_proj_with_mqa.weight",
@@ -213,7 +213,7 @@ _Q_B = {"q": _ATTN + "q_b_proj.weight"}
 _Q_B_IN_GGUF = {"q": "blk.{i}.attn_q_b.weight"}
 
 
-def _fused(spec: DecoderSpec) -> dict[str, Any]:
+def latent_rows(spec: DecoderSpec) -> dict[str, Any]:
     """Return the rows of k_b and v_b, which alternate head by head, and the name of q if it has two matrices."""
     assert spec.mla is not None
     nope, period = spec.mla.nope_dim, spec.mla.nope_dim + spec.mla.value_dim
@@ -228,7 +228,7 @@ def _fused_in_gguf(spec: DecoderSpec) -> dict[str, Any]:
 
 _GATING, _FREQUENCY = "*.expert_gating_func", "moe_layer_freq"
 _INTERLEAVED = Key("rope_interleave", True, (True, False))
-_MLA = (
+LATENT_KEYS = (
     *(*DECODER, HIDDEN_ACT, *ATTENTION_BIAS),
     *(of_gguf(name, kind=int) for name in _LENGTHS),
     *(only_in_gguf(f"attention.{part}_length_swa", None) for part in ("key", "value")),
@@ -269,7 +269,7 @@ def routed_keys(names: Mapping[str, str], *without: str) -> tuple[Key, ...]:
     return tuple(replace(key, name=names.get(key.name, key.name)) for key in ROUTED_EXPERTS if key.name not in without)
 
 
-_DEEPSEEK = (*_MLA, *ROUTED_EXPERTS)
+_DEEPSEEK = (*LATENT_KEYS, *ROUTED_EXPERTS)
 FAMILIES = {
     "deepseek_v2": Family(
         "DeepSeek V2: latent attention",
@@ -280,10 +280,10 @@ FAMILIES = {
         ),
         aliases={"num_experts": "n_routed_experts"},
         shared_gguf="deepseek2",
-        names=_NAMES,
+        names=LATENT_NAMES,
         constants=NO_EXPERT_BIASES,
         interleaved=True,
-        fused=_fused,
+        fused=latent_rows,
     ),
     "deepseek_v3": Family(
         "DeepSeek V3 and R1, GGUF files of Kimi K2: latent attention",
@@ -302,10 +302,10 @@ FAMILIES = {
             routed_scaling_factor=2.5,
         ),
         aliases=LOCAL_ROUTED,
-        names=_NAMES,
+        names=LATENT_NAMES,
         interleaved=True,
         interleaved_key=_INTERLEAVED.name,
-        fused=_fused,
+        fused=latent_rows,
         gguf="deepseek2",
         gguf_fused=_fused_in_gguf,
         gguf_interleaved=True,
@@ -330,10 +330,10 @@ FAMILIES = {
         ),
         aliases={**LOCAL_ROUTED, "head_dim": "qk_rope_head_dim"},
         shared_gguf="deepseek2",
-        names=_NAMES,
+        names=LATENT_NAMES,
         interleaved=True,
         interleaved_key=_INTERLEAVED.name,
-        fused=_fused,
+        fused=latent_rows,
     ),
     "axk1": Family(
         "A.X K1: latent attention",
@@ -351,30 +351,30 @@ FAMILIES = {
             routed_scaling_factor=2.5,
         ),
         aliases=LOCAL_ROUTED,
-        names={**_NAMES, "post_mlp_norm": _LAYER + "post_mlp_layernorm.weight"},
+        names={**LATENT_NAMES, "post_mlp_norm": _LAYER + "post_mlp_layernorm.weight"},
         renamed={".mlp.post_mlp_layernorm.": ".post_mlp_layernorm."},
         unused=("score.", "model.layers.0.post_mlp_layernorm."),
         optional={"router_bias": 0.0},
         interleaved=True,
         interleaved_key=_INTERLEAVED.name,
-        fused=_fused,
+        fused=latent_rows,
     ),
     "youtu": Family(
         "Youtu-LLM: latent attention",
         youtu,
-        table([*_MLA, _INTERLEAVED], tie_word_embeddings=True),
+        table([*LATENT_KEYS, _INTERLEAVED], tie_word_embeddings=True),
         shared_gguf="deepseek2",
-        names=_NAMES,
+        names=LATENT_NAMES,
         interleaved=True,
         interleaved_key=_INTERLEAVED.name,
-        fused=_fused,
+        fused=latent_rows,
     ),
     "minicpm3": Family(
         "MiniCPM3: latent attention",
         minicpm3,
         table(
             *(
-                _MLA,
+                LATENT_KEYS,
                 [Key("scale_emb", 12.0), Key("scale_depth", 1.4), Key("dim_model_base", 256), Key("mlp_bias", False)],
             ),
             kv_lora_rank=256,
@@ -385,8 +385,8 @@ FAMILIES = {
             rms_norm_eps=1e-5,
             tie_word_embeddings=True,
         ),
-        names=_NAMES,
-        fused=_fused,
+        names=LATENT_NAMES,
+        fused=latent_rows,
         gguf="minicpm3",
         gguf_fused=_fused_in_gguf,
     ),

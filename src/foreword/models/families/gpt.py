@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from foreword.arrays import F32
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     HIDDEN_ACT,
@@ -36,6 +39,14 @@ def gpt_neox(config: Config) -> DecoderSpec:
     biases = {"qkv_bias": has_biases, "o_bias": has_biases, "mlp_bias": True}
     layers = (LayerSpec(rope(config)),) * num_layers(config)
     return gpt_decoder(config, "gptneox", layers, parallel_mlp=is_parallel, parallel_norm=is_parallel, **biases)
+
+
+def gpt_neox_japanese(config: Config) -> DecoderSpec:
+    """Return the spec of a GPT-NeoX with one bias, of the attention of the last layer; that of others is zero."""
+    hidden = config.size("hidden_size")
+    inner = hidden * config.size("intermediate_multiple_size")
+    layers = (LayerSpec(rope(config)),) * num_layers(config)
+    return gpt_decoder(config, "gpt_neox_japanese", layers, intermediate_size=inner, o_bias=True)
 
 
 def gptj(config: Config) -> DecoderSpec:
@@ -125,10 +136,29 @@ def biogpt(config: Config) -> DecoderSpec:
     return decoder(config, "biogpt", layers, layer_norm=True, gated_mlp=False, norm_eps=_FIXED_EPS, **own)
 
 
+def xglm(config: Config) -> DecoderSpec:
+    """Return the spec of XGLM, whose vectors of positions are sines and cosines."""
+    layers = (LayerSpec(None),) * num_layers(config)
+    scale = math.sqrt(config.size("hidden_size")) if config.get("scale_embedding", bool) else 1.0
+    own = {"embedding_scale": scale, **_learned(config), **_BIASED}
+    return decoder(config, "xglm", layers, layer_norm=True, gated_mlp=False, norm_eps=_FIXED_EPS, **own)
+
+
+def _sinusoids(shape: tuple[int, ...]) -> F32:
+    """Return the vectors of positions p, [count, size]: sin(q f_j) for half of the numbers, then cos(q f_j), with
+    q = p + 2 and f_j = 10000^(−j / (half − 1)).
+    """
+    half = shape[1] // 2
+    frequencies = np.exp(np.arange(half) * (-math.log(10000) / max(half - 1, 1)))
+    angles = (np.arange(shape[0])[:, None] + 2) * frequencies
+    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    return np.pad(table, ((0, 0), (0, shape[1] % 2))).astype(np.float32)
+
+
 def gpt_decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **own: Any) -> DecoderSpec:
     """Return a spec whose MLP is four times as wide as the residual stream, if the config does not say how wide."""
     inner = config.size("intermediate_size", 4 * config.size("hidden_size"))
-    own |= {"layer_norm": True, "gated_mlp": False, "intermediate_size": inner}
+    own = {"layer_norm": True, "gated_mlp": False, "intermediate_size": inner, **own}
     act = None if "activation" in own else "hidden_act"
     return decoder(config, architecture, layers, act, eps="layer_norm_eps", **own)
 
@@ -187,6 +217,13 @@ _GPT_NAMES = module_names(
      "down": "mlp.c_proj"},
     {"embed": "transformer.wte", "positions": "transformer.wpe", "final_norm": "transformer.ln_f"},
 )  # fmt: skip
+_NEOX = {
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "o": "attention.dense",
+    "up": "mlp.dense_h_to_4h",
+    "down": "mlp.dense_4h_to_h",
+}
 _GPTJ_NAMES = module_names(
     _BLOCK,
     {"attn_norm": "ln_1", "qkv": "attn.qkv_proj", "o": "attn.out_proj", "up": "mlp.fc_in", "down": "mlp.fc_out",
@@ -213,14 +250,7 @@ FAMILIES = {
         ),
         names=module_names(
             _LAYER,
-            {
-                "attn_norm": "input_layernorm",
-                "mlp_norm": "post_attention_layernorm",
-                "o": "attention.dense",
-                "qkv": "attention.query_key_value",
-                "up": "mlp.dense_h_to_4h",
-                "down": "mlp.dense_4h_to_h",
-            },
+            {**_NEOX, "qkv": "attention.query_key_value"},
             {"embed": "gpt_neox.embed_in", "final_norm": "gpt_neox.final_layer_norm"},
         ),
         renamed={
@@ -232,6 +262,34 @@ FAMILIES = {
         fused=rows_by_head,
         gguf="gptneox",
         gguf_fused=fused_rows,
+    ),
+    "gpt_neox_japanese": Family(
+        "GPT-NeoX, Japanese",
+        gpt_neox_japanese,
+        table(
+            *(LAYER_NORMED, [HIDDEN_ACT, LAYER_NORM_EPS, only("is_decoder", False, True)]),
+            [
+                Key("partial_rotary_factor", 1.0, own="rotary_pct"),
+                Key("rope_theta", 10000.0, own="rotary_emb_base"),
+                Key("intermediate_multiple_size", 4),
+            ],
+            hidden_act="gelu",
+            tie_word_embeddings=True,
+        ),
+        names={
+            **module_names(
+                "gpt_neox_japanese.layers.{i}.",
+                {**_NEOX, "qkv": "attention.query_key_value"},
+                {
+                    "embed": "gpt_neox_japanese.embed_in",
+                    "final_norm": "gpt_neox_japanese.final_layer_norm",
+                    "lm_head": "embed_out",
+                },
+            ),
+            "o_bias": "gpt_neox_japanese.layers.{i}.attention.dense_bias",
+        },
+        optional={"o_bias": 0.0},
+        fused=rows_by_head,
     ),
     "gptj": Family(
         "GPT-J",
@@ -314,6 +372,24 @@ FAMILIES = {
             },
         ),
         fused=_shifted,
+    ),
+    "xglm": Family(
+        "XGLM",
+        xglm,
+        table(
+            *(LEARNED_POSITIONS, [_NO_CROSS, Key("scale_embedding", True), only("pad_token_id", 1, 0, None)]),
+            [
+                Key("hidden_size", own="d_model", is_alias=True),
+                Key("intermediate_size", own="ffn_dim"),
+                Key("num_hidden_layers", own="num_layers", is_alias=True),
+                Key("num_attention_heads", own="attention_heads", is_alias=True),
+                Key("hidden_act", "gelu", HIDDEN_ACT.values, own="activation_function"),
+            ],
+            tie_word_embeddings=True,
+        ),
+        names=module_names("model.layers.{i}.", _FC, {"embed": "model.embed_tokens", "final_norm": "model.layer_norm"}),
+        constants={"positions": _sinusoids},
+        unused=("score.", "model.embed_positions."),
     ),
     "biogpt": Family(
         "BioGPT",

@@ -1,4 +1,6 @@
-"""Phi-1 to 2: attention and MLP read the same input. Phi-3: fused matrices, and optionally longrope, or experts."""
+"""Phi-1 to 2: attention and MLP read the same input. Phi-3: fused matrices, and optionally longrope, or experts.
+Persimmon: LayerNorm of queries and keys.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ from foreword.models.families.base import (
     rope,
     same_window,
 )
+from foreword.models.families.gpt import rows_by_head
 from foreword.models.keys import Key, only, table
 from foreword.models.rope import PARTIAL_ROTARY, rope_parameters
-from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, QKLayerNorm, RopeSpec
 
 
 def phi(config: Config) -> DecoderSpec:
@@ -32,7 +35,19 @@ def phi(config: Config) -> DecoderSpec:
     own: dict[str, Any] = dict.fromkeys(
         ("layer_norm", "parallel_mlp", "qkv_bias", "o_bias", "mlp_bias", "logits_bias"), True
     )
-    return decoder(config, "phi2", layers, eps="layer_norm_eps", gated_mlp=False, **own)
+    return decoder(config, "phi2", layers, eps="layer_norm_eps", gated_mlp=False, **own, **_qk_norms(config))
+
+
+def persimmon(config: Config) -> DecoderSpec:
+    layers = (LayerSpec(rope(config)),) * num_layers(config)
+    own: dict[str, Any] = dict.fromkeys(("layer_norm", "qkv_bias", "o_bias", "mlp_bias"), True)
+    return decoder(config, "persimmon", layers, eps="layer_norm_eps", gated_mlp=False, **own, **_qk_norms(config))
+
+
+def _qk_norms(config: Config) -> dict[str, Any]:
+    """Return the norms of queries and keys, if the model has them: LayerNorm, with one weight for all heads."""
+    has_norms = config.get("qk_layernorm", bool)
+    return {"qk_norm": True, "qk_layer_norm": QKLayerNorm(has_bias=True)} if has_norms else {}
 
 
 def phi3(config: Config) -> DecoderSpec:
@@ -68,6 +83,7 @@ def _rope(config: Config) -> RopeSpec:
     return rope(config)
 
 
+_QK_NORMS = {"q_norm": "self_attn.q_layernorm", "k_norm": "self_attn.k_layernorm"}
 _MOE = "model.layers.{i}.block_sparse_moe."
 _KEYS = table(DECODER, [HIDDEN_ACT, PARTIAL_ROTARY], WINDOWS, rms_norm_eps=1e-5)
 FAMILIES = {
@@ -75,19 +91,41 @@ FAMILIES = {
         "Phi-1, 1.5 and 2",
         phi,
         table(
-            *(LAYER_NORMED, [HIDDEN_ACT, PARTIAL_ROTARY, only("qk_layernorm", False)]),
+            *(LAYER_NORMED, [HIDDEN_ACT, PARTIAL_ROTARY, Key("qk_layernorm", False)]),
             [LAYER_NORM_EPS],
             hidden_act="gelu_new",
             partial_rotary_factor=0.5,
         ),
         names=module_names(
             "model.layers.{i}.",
-            {"o": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2"},
+            {"o": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2", **_QK_NORMS},
             {"final_norm": "model.final_layernorm"},
         )
         | {"logits_bias": "lm_head.bias"},
         gguf="phi2",
         gguf_names={"logits_bias": "output.bias"},
+    ),
+    "persimmon": Family(
+        "Persimmon",
+        persimmon,
+        table(
+            *(LAYER_NORMED, [HIDDEN_ACT, PARTIAL_ROTARY, Key("qk_layernorm", True)]),
+            [LAYER_NORM_EPS, only("num_key_value_heads", None)],
+            hidden_act="relu2",
+            partial_rotary_factor=0.5,
+        ),
+        names=module_names(
+            "model.layers.{i}.",
+            {
+                "qkv": "self_attn.query_key_value",
+                "o": "self_attn.dense",
+                "up": "mlp.dense_h_to_4h",
+                "down": "mlp.dense_4h_to_h",
+                **_QK_NORMS,
+            },
+            {"final_norm": "model.final_layernorm"},
+        ),
+        fused=rows_by_head,
     ),
     "phi3": Family("Phi-3", phi3, _KEYS, gguf="phi3", fused=fused_rows),
     "phimoe": Family(

@@ -24,6 +24,7 @@ from foreword.models.families.base import (
     check_groups,
     decoder,
     experts,
+    has_window,
     head_dim,
     kv_heads,
     num_layers,
@@ -101,7 +102,7 @@ def mellum(config: Config) -> DecoderSpec:
     config, moe = _with_ropes(config, _MELLUM_ROPE), experts(config)
     layers = (
         replace(layer, moe=moe if has else None)
-        for layer, has in zip(_by_kind(config, -1), sparse_flags(config, 0), strict=True)
+        for layer, has in zip(layers_by_kind(config, -1), sparse_flags(config, 0), strict=True)
     )
     return decoder(config, "mellum", tuple(layers), qk_norm=True)
 
@@ -118,7 +119,7 @@ def _with_ropes(config: Config, ropes: Mapping[str, Mapping[str, Any]]) -> Confi
     return config if config.value("rope_parameters") is not None else config.with_values({"rope_parameters": ropes})
 
 
-def _by_kind(config: Config, full: int) -> list[LayerSpec]:
+def layers_by_kind(config: Config, full: int) -> list[LayerSpec]:
     """Return layers with full attention, or a window where ``layer_types`` says so, each kind with its rotation. full:
     of every few layers of a GGUF file that does not list them, the number of the one with full attention.
     """
@@ -132,22 +133,22 @@ def _by_kind(config: Config, full: int) -> list[LayerSpec]:
 
 
 def _by_kind_in_gguf(config: Config, full: int) -> list[LayerSpec]:
-    """See `_by_kind`. Layers with a window rotate whole heads, without a scaling. Raise ModelError for a list of layers
-    with a window without a window.
+    """See `layers_by_kind`. Layers with a window rotate whole heads, without a scaling. Raise ModelError for a list of
+    layers with a window without a window.
     """
-    if isinstance(config.value(_SLIDES), list):
-        flags = sliding_flags(config, _SLIDES, num_layers(config)) or [False] * num_layers(config)
+    if isinstance(config.value(SLIDES), list):
+        flags = sliding_flags(config, SLIDES, num_layers(config)) or [False] * num_layers(config)
         spans = windows(config, lambda i: flags[i])
         if any(flags) and not any(spans):
             reason = f"{config.label('sliding_window')} = {config.value('sliding_window')}, but some layers are sliding"
             raise config.error(reason, USE_ITS_CONFIG)
     else:
-        every = config.size(_SLIDES, 4)
+        every = config.size(SLIDES, 4)
         spans = windows(config, lambda i: i % every != full % every)
     unscaled = {
         "rope_scaling": None,
         "rope_theta": config.positive(_LOCAL_THETA, config.positive("rope_theta")),
-        ROTARY_DIM: config.size(_LOCAL_DIM, head_dim(config)),
+        ROTARY_DIM: config.size(LOCAL_DIM, head_dim(config)),
     }
     own, local = rope(config), rope(config.with_values(unscaled))
     return [LayerSpec(local if span else own, span) for span in spans]
@@ -179,12 +180,27 @@ def laguna(config: Config) -> DecoderSpec:
     layers = (
         replace(layer, moe=moe if has else None, heads=None if shape == first else shape)
         for layer, has, shape in zip(
-            _by_kind(config, 0), sparse_flags(config, config.get(_DENSE, int, 1)), shapes, strict=True
+            layers_by_kind(config, 0), sparse_flags(config, config.get(_DENSE, int, 1)), shapes, strict=True
         )
     )
     gates: dict[str, Any] = {"attn_gate": True, "softplus_gates": True}
     is_of_head = config.value("gating") in (True, "per-head")
     return decoder(config, "laguna", tuple(layers), qk_norm=True, num_heads=heads[0], head_gates=is_of_head, **gates)
+
+
+def kolibri(config: Config) -> DecoderSpec:
+    """Return the spec of Kolibri 1: a rotation in layers with a window alone, and experts that are chosen by the biased
+    outputs of their router.
+    """
+    rotary = rope(config)
+    spans = windows(config, lambda i: (i + 1) % 5 != 0)
+    moe = replace(
+        experts(config, shared=True), scoring="sigmoid", router_bias=True, ranks_outputs=True, shared_gate=False
+    )
+    rotates = [span is not None or not has_window(config) for span in spans]
+    layers = tuple(LayerSpec(rotary if turns else None, span, moe) for span, turns in zip(spans, rotates, strict=True))
+    inner = config.size("moe_intermediate_size")
+    return decoder(config, "kolibri1", layers, intermediate_size=inner, qk_norm=True, post_norms=True)
 
 
 def aria(config: Config) -> DecoderSpec:
@@ -220,16 +236,16 @@ _LAGUNA_ROPE = {
     "full_attention": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
 }
 _HEADS = "num_attention_heads_per_layer"
-_SLIDES, _LOCAL_THETA = "*.attention.sliding_window_pattern", "*.rope.freq_base_swa"
-_LOCAL_DIM, _DENSE = "*.rope.dimension_count_swa", "*.leading_dense_block_count"
-_OF_KINDS = (
+SLIDES, _LOCAL_THETA = "*.attention.sliding_window_pattern", "*.rope.freq_base_swa"
+LOCAL_DIM, _DENSE = "*.rope.dimension_count_swa", "*.leading_dense_block_count"
+ROPES_OF_KINDS = (
     Key("rope_theta", 10000.0, gguf="rope.freq_base", gguf_default=10000.0),
     Key("rope_scaling"),
-    of_gguf(_SLIDES, kind=object),
+    of_gguf(SLIDES, kind=object),
     of_gguf(_LOCAL_THETA, kind=float),
-    of_gguf(_LOCAL_DIM, kind=int),
+    of_gguf(LOCAL_DIM, kind=int),
 )
-"""Keys of the rotations of kinds of layers: see `_by_kind`."""
+"""Keys of the rotations of kinds of layers: see `layers_by_kind`."""
 _PATTERN = "attention.sliding_window_pattern"
 _LAYER, _MLP = "model.layers.{i}.", "model.layers.{i}.mlp."
 FAMILIES = {
@@ -341,7 +357,7 @@ FAMILIES = {
         "Mellum 2",
         mellum,
         table(
-            (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *WINDOWS, *EXPERTS, Key("mlp_layer_types"), *_OF_KINDS),
+            (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *WINDOWS, *EXPERTS, Key("mlp_layer_types"), *ROPES_OF_KINDS),
             [Key(name, kind=int) for name in ("num_mtp_layers", "num_nextn_predict_layers")],
             num_key_value_heads=4,
             head_dim=128,
@@ -358,7 +374,7 @@ FAMILIES = {
         laguna,
         table(
             (*DECODER, HIDDEN_ACT, *ATTENTION_BIAS, *WINDOWS, *NORMED_EXPERTS, SHARED_EXPERT),
-            (*_OF_KINDS, PARTIAL_ROTARY, of_gguf(_DENSE, kind=int)),
+            (*ROPES_OF_KINDS, PARTIAL_ROTARY, of_gguf(_DENSE, kind=int)),
             [Key("gating", True, (True, "per-head", "per-element")), Key(_HEADS), Key("mlp_layer_types")],
             [
                 Key("num_attention_heads", gguf="attention.head_count", kind=object),
@@ -386,6 +402,32 @@ FAMILIES = {
             ".mlp.gate.e_score_correction_bias": ".mlp.experts.e_score_correction_bias",
             ".mlp.gate.proj.weight": ".mlp.gate.weight",
             ".mlp.shared_experts.": ".mlp.shared_expert.",
+        },
+    ),
+    "kolibri1": Family(
+        "Kolibri 1",
+        kolibri,
+        table(
+            (*(key for key in DECODER if key.name != "intermediate_size"), HIDDEN_ACT, *WINDOWS, *EXPERTS),
+            [SHARED_EXPERT],
+            head_dim=128,
+            num_key_value_heads=4,
+            sliding_window=513,
+            num_local_experts=384,
+            num_experts_per_tok=6,
+            moe_intermediate_size=512,
+            shared_expert_intermediate_size=512,
+            norm_topk_prob=False,
+        ),
+        names={
+            **ROUTED_NAMES,
+            "post_attn_norm": _LAYER + "post_self_attn_layernorm.weight",
+            "post_mlp_norm": _LAYER + "post_mlp_layernorm.weight",
+        },
+        renamed={
+            ".moe.router.expert_bias": ".mlp.gate.e_score_correction_bias",
+            ".post_attn_norm.": ".post_self_attn_layernorm.",
+            ".post_ffn_norm.": ".post_mlp_layernorm.",
         },
     ),
     "aria_text": Family(
