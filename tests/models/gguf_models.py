@@ -31,7 +31,7 @@ ARCHITECTURES = {
     "bitnet": "bitnet", "apertus": "apertus",
     "exaone": "exaone", "internlm2": "internlm2", "deepseek": "deepseek", "bailing_moe": "bailingmoe",
     "bailing_moe_v2": "bailingmoe2", "glm": "chatglm", "laguna": "laguna", "mellum": "mellum",
-    "cohere2_moe": "cohere2moe", "mimo_v2_flash": "mimo2",
+    "cohere2_moe": "cohere2moe", "mimo_v2_flash": "mimo2", "exaone_moe": "exaone-moe", "phimoe": "phimoe",
     "mamba2": "mamba2", "mamba": "mamba", "falcon_mamba": "mamba", "jamba": "jamba",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "falcon": "falcon", "phi": "phi2",
     "bloom": "bloom", "mpt": "mpt", "dbrx": "dbrx",
@@ -223,6 +223,7 @@ EXPRESSIBLE = {
         "no_rope_layers": None, "moe_layers": None, "use_qk_norm": True, "attn_temperature_tuning": True,
     },
     "cohere2_moe": {"shared_expert_combination_strategy": "average"},
+    "phimoe": {"router_jitter_noise": 0.01},
     "mimo_v2_flash": {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0},
     "laguna": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
     "mellum": {"mlp_layer_types": ["sparse", "sparse", "sparse", "sparse"]},
@@ -890,6 +891,17 @@ def metadata(config):
     if config["model_type"].startswith("bailing_moe"):
         names = {"n_routed_experts": config["num_experts"], "n_shared_experts": config["num_shared_experts"]}
         found |= routed(architecture, {"first_k_dense_replace": 0, **config, **names})
+    if config["model_type"] == "exaone_moe":
+        dense = {"first_k_dense_replace": config["mlp_layer_types"].count("dense")}
+        names = {"n_routed_experts": config["num_experts"], "n_shared_experts": config["num_shared_experts"]}
+        found |= routed(architecture, {**config, **dense, **names})
+        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+        shared = config["num_shared_experts"] * config["moe_intermediate_size"]
+        found |= {
+            "exaone-moe.attention.sliding_window_pattern": ("[bool]", slides),
+            "exaone-moe.expert_shared_feed_forward_length": ("u32", shared),
+            "exaone-moe.rope.scaling.type": ("str", "none"),
+        }
     if config.get("block_auto_adjust_ff_dim"):
         inner = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
         unit = config["block_multiple_of"]

@@ -93,7 +93,7 @@ WITH_TRANSFORMERS_LOGITS = {
     "qwen2": ({}, {}),
     "qwen3": ({}, {}),
     **dict.fromkeys(("gpt2", "starcoder", "starcoder-heads", "falcon", "falcon-two-norms", "falcon-grouped"), ({}, {})),
-    **dict.fromkeys(("cohere-plus",), ({}, {})),
+    **dict.fromkeys(("cohere-plus", "exaone-moe"), ({}, {})),
     **dict.fromkeys(("internlm2", "deepseek", "bailing", "cohere2-moe", "olmo-limited"), ({}, {})),
     "laguna": ({"laguna.rope.dimension_count": HALF}, {}),
     "exaone": gguf_models.rotary(TINY["exaone"]["config"]),
@@ -134,6 +134,7 @@ LIKE_A_DIRECTORY = {
         )
         for kind in ("k_b and v_b apart", "kv_b in one")
     },
+    "phimoe": ({"router_jitter_noise": 0.01}, {}),
     "mimo-v2": (
         {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}, {"mimo2.rope.dimension_count": HALF}
     ),
@@ -211,11 +212,13 @@ def test_the_probabilities_of_a_softmax_of_all_experts_may_keep_their_sum(tmp_pa
     assert [layer.moe.norm_topk for layer in found] == [False, True]
 
 
-def with_gate_and_up(arrays):
-    """The tensors of a file with gate and up of all experts of a layer in one."""
+def with_gate_and_up(arrays, layers):
+    """The tensors of a file with gate and up of all experts of a layer in one, in these layers."""
     fused = {}
     for name, value in arrays.items():
-        if ".ffn_gate_exps." in name:
+        if not name.startswith(tuple(f"blk.{i}." for i in layers)):
+            fused[name] = value
+        elif ".ffn_gate_exps." in name:
             up = arrays[name.replace("ffn_gate_exps", "ffn_up_exps")]
             fused[name.replace("ffn_gate_exps", "ffn_gate_up_exps")] = np.concatenate([value, up], axis=1)
         elif ".ffn_up_exps." not in name:
@@ -223,15 +226,16 @@ def with_gate_and_up(arrays):
     return fused
 
 
+@pytest.mark.parametrize("layers", [range(8), [2]], ids=["all", "one"])
 @pytest.mark.parametrize(
     "name", ["qwen2-moe", "mixtral", "deepseek-v2", "glm4-moe", "gpt-oss", "lfm2-moe", "qwen3_5-moe"]
 )
-def test_gate_and_up_of_experts_may_be_one_tensor(tmp_path, monkeypatch, name):
+def test_gate_and_up_of_experts_may_be_one_tensor(tmp_path, monkeypatch, name, layers):
     tensors = random_tensors(experts_everywhere(TINY[name], 3) if name == "qwen2-moe" else TINY[name]["shapes"])
     more = {**WITH_TRANSFORMERS_LOGITS, "gpt-oss": (GPT_OSS, {})}.get(name, ({}, {}))[0]
     want = load_model(write(tmp_path / "apart.gguf", TINY[name]["config"], tensors, more)).weights
     usual = gguf_models.gguf_tensors
-    monkeypatch.setattr(gguf_models, "gguf_tensors", lambda *given: with_gate_and_up(usual(*given)))
+    monkeypatch.setattr(gguf_models, "gguf_tensors", lambda *given: with_gate_and_up(usual(*given), layers))
     path = write(tmp_path / "one.gguf", TINY[name]["config"], tensors, more)
     assert any("ffn_gate_up_exps" in tensor for tensor in read_gguf(path).tensors)
     found = load_model(path).weights

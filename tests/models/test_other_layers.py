@@ -8,6 +8,7 @@ import pytest
 from foreword.errors import ModelError
 from foreword.models.loader import load_model
 from foreword.models.spec import NormPlaces, QKLayerNorm
+from models.gguf_models import write
 from models.recorded import TINY, make
 from models.tiny import random_tensors, write_model
 
@@ -92,3 +93,17 @@ def test_norms_of_queries_and_keys_are_followed_where_a_model_has_them(tmp_path)
     assert read(tmp_path / "a", "persimmon").qk_layer_norm == QKLayerNorm(has_bias=True)
     assert read(tmp_path / "b", "persimmon-plain").qk_layer_norm is None
     assert read(tmp_path / "c", "cohere-plus").qk_layer_norm == QKLayerNorm(of_heads=True)
+
+
+def test_files_list_the_layers_of_exaone_with_a_window(tmp_path):
+    tiny = TINY["exaone-moe"]
+    slides = [True, False, True, False]
+    more = {"exaone-moe.attention.sliding_window_pattern": ("[bool]", slides)}
+    path = write(tmp_path / "model.gguf", tiny["config"], random_tensors(tiny["shapes"]), more)
+    layers = load_model(path).spec.layers
+    assert [layer.sliding_window is not None for layer in layers] == slides
+    assert [layer.rope is not None for layer in layers] == slides
+    more = {"exaone-moe.expert_shared_feed_forward_length": ("u32", 7)}
+    path = write(tmp_path / "model.gguf", tiny["config"], random_tensors(tiny["shapes"]), more)
+    with pytest.raises(ModelError, match=r"exaone-moe\.expert_shared_feed_forward_length = 7 is not supported"):
+        load_model(path)

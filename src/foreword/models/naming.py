@@ -70,7 +70,11 @@ def weights_from_gguf(
         tensors = _separate_latents(tensors, spec, spec.mla, prefix)
     in_file = dict(family.names_in_gguf(spec))
     for end, kind in (("", "weight"), ("_bias", "bias")):
-        if "experts.gate_up" + end not in in_file and any(name.endswith(_GATE_AND_UP + kind) for name in tensors):
+        if "experts.gate_up" + end in in_file or not any(name.endswith(_GATE_AND_UP + kind) for name in tensors):
+            continue
+        if any(name.endswith(f"ffn_up_exps.{kind}") for name in tensors):
+            tensors = _with_parts(tensors, _GATE_AND_UP + kind)
+        else:
             in_file |= _gate_and_up(spec, GGUF_LAYER + _GATE_AND_UP + kind, end)
     names = _with_layer(in_file, GGUF_LAYER, prefix)
     names |= _fused_rows(tensors, spec, names, _FUSED_IN_GGUF)
@@ -254,6 +258,26 @@ def _gate_and_up(spec: DecoderSpec, name: str, end: str = "") -> dict[str, str |
         return {}
     both = f"experts.gate_up{end}"
     return {both: name, f"experts.gate{end}": Rows(both, 0, inner), f"experts.up{end}": Rows(both, inner, 2 * inner)}
+
+
+def _with_parts(tensors: Mapping[str, Tensor], end: str) -> dict[str, Tensor]:
+    """Return the tensors of a GGUF file of which some layers have gate and up of all experts in one tensor, whose name
+    ends with ``end``, with two in its place.
+    """
+    found: dict[str, Tensor] = {}
+    for name, both in tensors.items():
+        if not name.endswith(end):
+            found[name] = both
+            continue
+        count, size, *rest = both.shape
+        for first, part in ((0, "gate"), (size // 2, "up")):
+            own = name.replace("gate_up", part)
+            if not rest:  # biases
+                found[own] = float_tensor(both.dequantize()[:, first : first + size // 2])
+                continue
+            rows = select_rows(both, Rows("", first, first + size // 2, size))
+            found[own] = Tensor(rows.stored, both.quant, (count, size // 2, *rest))
+    return found
 
 
 def _fused_rows(

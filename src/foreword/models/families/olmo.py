@@ -23,6 +23,7 @@ from foreword.models.families.base import (
     limit_of,
     num_layers,
     rope,
+    sliding_flags,
     windows,
 )
 from foreword.models.keys import Key, of_gguf, only_in_gguf, table
@@ -69,11 +70,14 @@ def exaone4(config: Config) -> DecoderSpec:
 
 def hybrid_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Return layers of which, with a window, the last of every ``sliding_window_pattern`` layers, or of its number of
-    letters (LLLG), has full attention without rotation, and the others have the window. Raise ModelError for a pattern
-    of another form.
+    letters (LLLG), has full attention without rotation, and the others have the window. GGUF files may list them. Raise
+    ModelError for a pattern of another form.
     """
-    rotary, every, has_windows = rope(config), _pattern(config), has_window(config)
-    spans = windows(config, lambda i: (i + 1) % every != 0)
+    rotary, has_windows, key = rope(config), has_window(config), "sliding_window_pattern"
+    is_list = bool(config.prefix) and isinstance(config.value(key), list)
+    flags = sliding_flags(config, key, num_layers(config)) if is_list else ()
+    every = 1 if flags else _pattern(config)
+    spans = windows(config, lambda i: flags[i] if flags else (i + 1) % every != 0)
     return tuple(LayerSpec(rotary if span or not has_windows else None, span) for span in spans)
 
 

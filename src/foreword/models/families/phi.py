@@ -133,7 +133,8 @@ FAMILIES = {
         phimoe,
         table(
             *(DECODER, [HIDDEN_ACT], ATTENTION_BIAS, WINDOWS, [Key("lm_head_bias", False)]),
-            [Key("num_local_experts", 16), only("num_experts_per_tok", 2), Key("router_jitter_noise", 0.01)],
+            [Key("num_local_experts", 16, gguf="expert_count"), Key("router_jitter_noise", 0.01)],
+            [Key("num_experts_per_tok", 2, (2,), gguf="expert_used_count")],
             num_key_value_heads=8,
             rms_norm_eps=1e-5,
             rope_theta=1e6,
@@ -147,5 +148,7 @@ FAMILIES = {
             },
         },
         renamed={".mlp.router.": ".block_sparse_moe.gate."},
+        gguf="phimoe",
+        gguf_names={"logits_bias": "output.bias"},
     ),
 }

@@ -14,6 +14,7 @@ from foreword.models.families.base import (
     EXPERTS,
     HIDDEN_ACT,
     LOCAL_EXPERTS,
+    NEXT_TOKEN_HEADS,
     NO_EXPERT_BIASES,
     NORMED_EXPERTS,
     SHARED_EXPERT,
@@ -69,6 +70,8 @@ def deepseek(config: Config) -> DecoderSpec:
 def exaone_moe(config: Config) -> DecoderSpec:
     """Return the spec of K-EXAONE, which is an EXAONE 4 with experts and norms before attention and MLP."""
     moe = routed_experts(config, _EXAONE, is_sigmoid=True, grouped=True)
+    if config.value(_SHARED_SIZE) not in (None, moe.shared_intermediate_size):
+        raise config.refused(_SHARED_SIZE, config.value(_SHARED_SIZE))
     sparse = sparse_flags(config, config.get("first_k_dense_replace", int))
     layers = (
         replace(layer, moe=moe if has else None) for layer, has in zip(hybrid_layers(config), sparse, strict=True)
@@ -246,7 +249,7 @@ ROPES_OF_KINDS = (
     of_gguf(LOCAL_DIM, kind=int),
 )
 """Keys of the rotations of kinds of layers: see `layers_by_kind`."""
-_PATTERN = "attention.sliding_window_pattern"
+_PATTERN, _SHARED_SIZE = "attention.sliding_window_pattern", "*.expert_shared_feed_forward_length"
 _LAYER, _MLP = "model.layers.{i}.", "model.layers.{i}.mlp."
 FAMILIES = {
     "deepseek": Family(
@@ -292,9 +295,10 @@ FAMILIES = {
         "K-EXAONE",
         exaone_moe,
         table(
-            (*DECODER, HIDDEN_ACT, *WINDOWS, *routed_keys(_EXAONE)),
-            [Key("sliding_window", 4096, kind=int), Key("sliding_window_pattern", 4, kind=object)],
-            [Key("mlp_layer_types")],
+            (*DECODER, HIDDEN_ACT, *WINDOWS, *NEXT_TOKEN_HEADS, *routed_keys(_EXAONE)),
+            [Key("sliding_window", 4096, gguf="attention.sliding_window", kind=int), Key("mlp_layer_types")],
+            [Key("sliding_window_pattern", 4, gguf=_PATTERN, gguf_default=4, kind=object)],
+            [of_gguf(_SHARED_SIZE, kind=int), only_in_gguf("expert_gating_func", 2, 0)],
             num_key_value_heads=32,
             rms_norm_eps=1e-5,
             first_k_dense_replace=1,
@@ -309,6 +313,7 @@ FAMILIES = {
         names=ROUTED_NAMES,
         renamed={".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias"},
         unused=("score.", "mtp."),
+        gguf="exaone-moe",
     ),
     "hy_v3": Family(
         "Hunyuan 3",
