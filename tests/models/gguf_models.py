@@ -307,6 +307,19 @@ def gpt_tensors(config, tensors):
     return written
 
 
+def with_norms_of_heads(tensors):
+    """The tensors with the weights of the norms of all heads as rows of one."""
+    found = {}
+    for name, value in tensors.items():
+        stem, _, row = name.removesuffix(".weight").partition(".norms.")
+        if not row:
+            found[name] = value
+        elif row == "0":
+            count = sum(other.startswith(f"{stem}.norms.") for other in tensors)
+            found[f"{stem}.weight"] = np.stack([tensors[f"{stem}.norms.{h}.weight"] for h in range(count)])
+    return found
+
+
 def gguf_tensors(config, tensors):
     """{name in a GGUF file: float32 array} of a checkpoint; the experts of a layer stacked in one tensor."""
     architecture, config = architecture_of(config), usual(config)
@@ -316,6 +329,7 @@ def gguf_tensors(config, tensors):
     head_dim = head_dim_of(config)
     block = {**BLOCK, **OWN_BLOCK.get(architecture, {})}
     experts, written, streams = {}, {}, {}
+    tensors = with_norms_of_heads(tensors)
     if architecture == "gemma4":
         written["rope_freqs.weight"] = rotary_divisors(config)
     for name, value in tensors.items():

@@ -102,6 +102,7 @@ WITH_TRANSFORMERS_LOGITS = {
     **dict.fromkeys(("bloom", "bloom-untied", "mpt", "dbrx"), ({}, {})),
     "gpt-neox": ({"gptneox.rope.dimension_count": ("u32", 4)}, {}),
     "phi": ({"phi2.rope.dimension_count": ("u32", 4)}, {}),
+    "stablelm-normed": ({"stablelm.rope.dimension_count": ("u32", 4)}, {}),
     "stablelm-parallel": ({"stablelm.rope.dimension_count": ("u32", 4)}, {}),
     "qwen3-vl-moe": ({"qwen3vlmoe.rope.dimension_sections": ("[i32]", [2, 2, 2, 0])}, {}),
     "phi3": ({"phi3.rope.dimension_count": ("u32", 8)}, {}),

@@ -92,7 +92,8 @@ def test_positions_of_xglm_follow_from_the_configuration_alone(tmp_path):
 def test_norms_of_queries_and_keys_are_followed_where_a_model_has_them(tmp_path):
     assert read(tmp_path / "a", "persimmon").qk_layer_norm == QKLayerNorm(has_bias=True)
     assert read(tmp_path / "b", "persimmon-plain").qk_layer_norm is None
-    assert read(tmp_path / "c", "cohere-plus").qk_layer_norm == QKLayerNorm(of_heads=True)
+    for name in ("cohere-plus", "stablelm-normed"):
+        assert read(tmp_path / name, name).qk_layer_norm == QKLayerNorm(of_heads=True)
 
 
 def test_files_list_the_layers_of_exaone_with_a_window(tmp_path):

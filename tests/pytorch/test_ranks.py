@@ -50,6 +50,9 @@ def tokens_of(executor, spec, *, num_blocks=400, counts=None, **config):
         (2, SPECS["moe"]),
         (2, SPECS["odd_sizes"]),
         (2, SPECS["gated_delta"]),
+        (2, SPECS["wide_values"]),
+        (2, SPECS["centred_heads"]),
+        (2, SPECS["late_experts"]),
         (3, tiny_spec(num_heads=9, num_kv_heads=3, tie_embeddings=True, vocab_size=100)),
     ],
 )

@@ -229,7 +229,7 @@ _TOLD_BY_TENSORS: Mapping[str, str | tuple[str, ...]] = {
     **dict.fromkeys(("attention_bias", "use_qkv_bias", "use_bias", "bias"), (".attn_q.bias", ".attn_qkv.bias")),
     **dict.fromkeys(("attention_out_bias", O_BIAS), ".attn_output.bias"),
     "mlp_bias": ".ffn_down.bias",
-    "use_qk_norm": ".attn_q_norm.weight",
+    **dict.fromkeys(("use_qk_norm", "qk_layernorm"), ".attn_q_norm.weight"),
     "lm_head_bias": "output.bias",
     "mamba_rms_norm": ".ssm_norm.weight",
     **dict.fromkeys(("mamba_conv_bias", "use_conv_bias"), ".ssm_conv1d.bias"),

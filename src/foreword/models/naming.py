@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, takewhile
+from itertools import count as numbers
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -210,16 +211,19 @@ def _joined(path: Path, tensors: Mapping[str, Tensor], end: str, parts: tuple[st
     """Return the tensors with those whose names end with one of ``parts`` each as rows of one: see `Family.joined`. A
     tensor without its other parts stays as it is. Raise ModelError for rows of different sizes.
     """
-    found = dict(tensors)
-    for name in (name for name in tensors if name.endswith(parts[0])):
-        own = [name.removesuffix(parts[0]) + part for part in parts]
+    found, first = dict(tensors), parts[0].format(row=0)
+    is_numbered = first != parts[0]
+    for name in (name for name in tensors if name.endswith(first)):
+        stem = name.removesuffix(first)
+        own = [stem + part for part in parts]
+        if is_numbered:
+            own = [*takewhile(tensors.__contains__, (stem + parts[0].format(row=row) for row in numbers()))]
         if all(part in tensors for part in own):
-            if len({tensors[part].shape[1:] for part in own}) > 1:
+            if len({tensors[part].shape[not is_numbered :] for part in own}) > 1:
                 fix = "Use configuration and weights of the same model"
                 raise ModelError(f"{path}: tensors {', '.join(own)} are not rows of one. {fix}")
-            found[name.removesuffix(parts[0]) + end] = float_tensor(
-                np.concatenate([found.pop(part).dequantize() for part in own])
-            )
+            rows = [found.pop(part).dequantize() for part in own]
+            found[stem + end] = float_tensor(np.stack(rows) if is_numbered else np.concatenate(rows))
     return found
 
 

@@ -575,6 +575,9 @@ MODELS = {
     "stablelm-parallel": transformers.StableLmConfig(
         **SIZES, use_qkv_bias=True, use_parallel_residual=True, rope_parameters=HALF
     ),
+    "stablelm-normed": transformers.StableLmConfig(
+        **SIZES, use_parallel_residual=True, qk_layernorm=True, layer_norm_eps=0.1, rope_parameters=HALF
+    ),
 }  # fmt: skip
 BIASES = {
     "gemma3n": ("attention_bias",), "gemma4": ("attention_bias",), "deepseek-v2": ("attention_bias", "mlp_bias"),

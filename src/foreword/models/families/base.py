@@ -202,11 +202,12 @@ class Family:
     the key of each other name that a config.json may have for it, beside `Key.own`.
     names: where its safetensors differ from `SAFETENSORS_NAMES`. renamed: parts of names in other checkpoints of it,
     with what they are in ``names``. joined: by the end of the name of a tensor, the ends of those that are its rows in
-    other checkpoints. unused: beginnings of the names of tensors that are left out: of heads that are not run, and of
-    what its reference leaves out. constants: weights that no file has, by their one number, or by a function of their
-    shape; names of experts begin with ``experts.``. optional: the same, of weights that some files have.
-    norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q and k rows in interleaved rotary
-    order; interleaved_key: the key of a config.json that says whether they do.
+    other checkpoints; one end with {row} stands for those of vectors that are a row each. unused: beginnings of the
+    names of tensors that are left out: of heads that are not run, and of what its reference leaves out. constants:
+    weights that no file has, by their one number, or by a function of their shape; names of experts begin with
+    ``experts.``. optional: the same, of weights that some files have. norms_less_one: safetensors hold norm weights as
+    w − 1. interleaved: they hold q and k rows in interleaved rotary order; interleaved_key: the key of a config.json
+    that says whether they do.
     gguf: the architecture's name in GGUF files, if it has one; more_gguf: other names; shared_gguf: that of another
     family, which its GGUF files have if it has none. gguf_names: where its GGUF files differ from `GGUF_NAMES`.
     gguf_numbers: keys of their metadata with a number for each layer {i}, which is the tensor blk.{i}.KEY in

@@ -15,9 +15,9 @@ from foreword.models.families.base import (
     num_layers,
     rope,
 )
-from foreword.models.keys import Key, only, only_in_gguf, table
+from foreword.models.keys import Key, only_in_gguf, table
 from foreword.models.rope import PARTIAL_ROTARY
-from foreword.models.spec import DecoderSpec, LayerSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, QKLayerNorm
 
 
 def nemotron(config: Config) -> DecoderSpec:
@@ -32,6 +32,8 @@ def stablelm(config: Config) -> DecoderSpec:
         "qkv_bias": config.get("use_qkv_bias", bool),
         "parallel_mlp": config.get("use_parallel_residual", bool),
     }
+    if config.get("qk_layernorm", bool):
+        own |= {"qk_norm": True, "qk_layer_norm": QKLayerNorm(of_heads=True)}
     return decoder(config, "stablelm", layers, eps="layer_norm_eps", layer_norm=True, **own)
 
 
@@ -61,12 +63,15 @@ FAMILIES = {
         stablelm,
         table(
             _COMMON,
-            [Key("use_qkv_bias", False), only("qk_layernorm", False)],
+            [Key("use_qkv_bias", False), Key("qk_layernorm", False)],
             [LAYER_NORM_EPS],
             [Key("use_parallel_residual", False, gguf="use_parallel_residual", gguf_default=False)],
             num_key_value_heads=32,
             partial_rotary_factor=0.25,
         ),
+        joined={
+            f".self_attn.{name}_norm.weight": (f".self_attn.{name}_layernorm.norms.{{row}}.weight",) for name in "qk"
+        },
         gguf="stablelm",
     ),
     "jais2": Family(
