@@ -100,7 +100,9 @@ def run(
 
 def _bytes(spec: DecoderSpec, num_layers: int, shape: Shape, kv_format: KVFormat) -> int:
     """Return the bytes of keys and values that a step of the shape reads."""
-    one = native.kv_bytes(kv_format, 1, BLOCK_SIZE, num_layers, spec.num_kv_heads, spec.head_dim)
+    one = native.kv_bytes(
+        kv_format, 1, BLOCK_SIZE, num_layers, spec.num_kv_heads, spec.head_dim, spec.own_heads.value_dim
+    )
     return one * shape.num_context_tokens // BLOCK_SIZE
 
 

@@ -16,8 +16,9 @@ REFUSED = (ValueError, TypeError, MemoryError)
 SPEC = replace(SPECS["llama"], layers=(LayerSpec(replace(rope(16), axes=(0, 1) * 4)), LayerSpec(rope(16))))
 WEIGHTS = random_weights(SPEC)
 MODEL = {
-    "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "vocab_size": 50, "norm_eps": 1e-5,
-    "query_scale": 0.25, "embedding_scale": 1.0, "activation": "silu", "attn_softcap": 0.0, "final_softcap": 0.0,
+    "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "value_dim": 16, "vocab_size": 50,
+    "norm_eps": 1e-5, "query_scale": 0.25, "embedding_scale": 1.0, "activation": "silu", "attn_softcap": 0.0,
+    "final_softcap": 0.0,
     "num_groups": 1, "num_slots": 1, "num_blocks": 8, "block_size": 16, "kv_format": "fp32", "isa": "",
     "num_threads": 1,
 }  # fmt: skip
@@ -167,7 +168,10 @@ def test_sizes_of_models_and_pools():
         _native.CpuModel(**changed)
 
     assert 0 < calls(2000, model) < 2000
-    sizes = {k: MODEL[k] for k in ("kv_format", "num_blocks", "block_size", "num_slots", "num_kv_heads", "head_dim")}
+    sizes = {
+        k: MODEL[k]
+        for k in ("kv_format", "num_blocks", "block_size", "num_slots", "num_kv_heads", "head_dim", "value_dim")
+    }
 
     def pool(rng):
         size = _native.kv_bytes(**{k: odd_number(rng, v) if type(v) is int else v for k, v in sizes.items()})
@@ -234,14 +238,19 @@ def test_weights_and_layers():
             "group": 0,
             "slot": 0,
         }
-        if rng.random() < 0.5:
+        is_late = rng.random() < 0.3
+        if is_late or rng.random() < 0.4:
             layer["mlp"] = mlp
-        else:
-            layer["moe"] = moe = {
-                "router": matrix(model, odd(3), 64), "experts": [mlp] * (odd(3) or 0), "experts_per_token": 2,
-                "norm_topk": True, "sigmoid": False, "scale": 1.0, "sum_eps": 0.0, "num_groups": 1,
-                "groups_per_token": 1, "shared": mlp, "shared_gate": matrix(model, odd(1), 64),
+        if is_late or "mlp" not in layer:
+            layer["late_moe" if is_late else "moe"] = moe = {
+                "router": matrix(model, odd(5 if is_late else 3), 64), "experts": [mlp] * (odd(3) or 0),
+                "experts_per_token": 2, "norm_topk": True, "sigmoid": False, "scale": 1.0, "sum_eps": 0.0,
+                "num_groups": 1, "groups_per_token": 1,
             }  # fmt: skip
+            if is_late:
+                moe |= {"identities": 2, "ranks_outputs": 1}
+            else:
+                moe |= {"shared": mlp, "shared_gate": matrix(model, odd(1), 64)}
             moe |= {key: odd(value) for key, value in moe.items() if isinstance(value, int)}
         layer |= {key: odd(value) for key, value in layer.items() if isinstance(value, int)}
         if rng.random() < 0.1:

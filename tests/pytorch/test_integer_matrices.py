@@ -30,7 +30,7 @@ CONVOLUTION = re.compile(r"layers\.\d+\.state\.beta")
 """In a short convolution this is a matrix, too; elsewhere it has a row per head and stays as it is."""
 OF_VALUES = re.compile(r"layers\.\d+\.state\.(q|k)")
 """In mamba1 these are products of the values, which stay as they are."""
-DENSE = [name for name, spec in SPECS.items() if not any(layer.moe for layer in spec.layers)]
+DENSE = [name for name, spec in SPECS.items() if not any(layer.experts for layer in spec.layers)]
 
 
 def int8(values, dtype):

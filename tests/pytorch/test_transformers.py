@@ -101,12 +101,13 @@ def test_grammars_and_drafts_change_nothing_that_they_must_not(tmp_path):
 
 
 def test_an_unknown_architecture_runs_on_transformers_by_itself(tmp_path, monkeypatch):
-    folder = saved(tmp_path, transformers.PersimmonConfig, num_attention_heads=2, intermediate_size=32)
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
+    folder = saved(tmp_path, transformers.DiffLlamaConfig, **sizes)
     with LLM(str(folder), max_model_len=32, dtype="fp32") as llm:
         assert isinstance(llm.engine.executor, TransformersExecutor)
         [output] = llm.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=5), progress=False)
         assert len(output.outputs[0].token_ids) == 5
-    with pytest.raises(UnsupportedModelError, match="persimmon"):
+    with pytest.raises(UnsupportedModelError, match="diffllama"):
         LLM(str(folder), executor="numpy")
     with pytest.raises(ConfigError, match="weight_format"):
         LLM(str(folder), weight_format="q4")
