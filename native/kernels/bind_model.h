@@ -641,15 +641,17 @@ class CpuModel {
     const int hidden = c.hidden_size, queries = c.num_heads * l.query_dim();
     layer.latent = std::make_unique<Latent>();
     Latent &latent = *layer.latent;
-    const PackedMatrix *kv_a = matrix(d, "kv_a", l.rope_dim + l.kv_rank, hidden);
+    const PackedMatrix *q = l.q_rank ? matrix(d, "q_a", l.q_rank, hidden) : matrix(d, "q", queries, hidden);
+    std::vector<const PackedMatrix *> parts{q, matrix(d, "kv_a", l.rope_dim + l.kv_rank, hidden)};
+    layer.gated = d.contains("attn_gate");
+    if (layer.gated && !c.head_gates) throw std::invalid_argument("attn_gate: those of latent attention are of heads");
+    if (layer.gated) parts.push_back(matrix(d, "attn_gate", c.num_heads, hidden));
+    layer.qkv = model_.make_linear(parts);
     if (l.q_rank) {
-      layer.qkv = model_.make_linear({matrix(d, "q_a", l.q_rank, hidden), kv_a});
       latent.q_norm = vector(d, "q_a_norm", l.q_rank);
       latent.q_b = linear(d, "q", queries, l.q_rank);
-    } else {
-      layer.qkv = model_.make_linear({matrix(d, "q", queries, hidden), kv_a});
     }
-    layer.input_bias = biases(d, layer.qkv, {"q_a", "kv_a"});
+    layer.input_bias = biases(d, layer.qkv, {"q_a", "kv_a", ""});
     layer.o_bias = optional_vector(d, "o_bias", hidden);
     latent.kv_norm = vector(d, "kv_a_norm", l.kv_rank);
     latent.k_b = of_heads(d, "k_b", l.kv_rank, l.nope_dim);
@@ -697,8 +699,8 @@ class CpuModel {
       for (const char *part : {c.gated_delta() ? "q" : "v", "k", c.gated_delta() ? "v" : "q"}) {
         parts.push_back(matrix(d, part, *part == 'v' ? values : keys, hidden));
       }
-      parts.push_back(matrix(d, "z", values, hidden));
-      parts.push_back(matrix(d, "dt", c.num_heads, hidden));
+      parts.push_back(c.has_lows() ? matrix(d, "z_low", c.rank, hidden) : matrix(d, "z", values, hidden));
+      parts.push_back(c.has_lows() ? matrix(d, "dt_low", c.rank, hidden) : matrix(d, "dt", c.num_decays(), hidden));
       if (c.gated_delta()) parts.push_back(matrix(d, "beta", c.num_heads, hidden));
       layer.qkv = model_.make_linear(parts);
     }
@@ -716,8 +718,12 @@ class CpuModel {
     r.conv_bias = optional_vector(d, "conv_bias", c.channel_stride());
     if (c.short_conv()) return;
     if (c.mamba1()) return selective(d, r);
-    r.dt_bias = vector(d, "dt_bias", c.num_heads);
-    r.rate = vector(d, "rate", c.num_heads);
+    if (c.has_lows()) {
+      r.gate = linear(d, "z", values, c.rank);
+      r.step = linear(d, "dt", c.num_decays(), c.rank);
+    }
+    r.dt_bias = vector(d, "dt_bias", c.num_decays());
+    r.rate = vector(d, "rate", c.num_decays());
     if (!c.gated_delta()) r.skip = vector(d, "skip", c.num_heads);
     const int norm_size = c.gated_delta() ? c.value_dim : values;
     r.norm = c.gated_delta() ? vector(d, "norm", norm_size) : optional_vector(d, "norm", norm_size);
@@ -725,6 +731,8 @@ class CpuModel {
     r.least_step = number(d, "least_step", 0.);
     r.z_scale = number(d, "z_scale", 1.);
     r.write_scale = number(d, "write_scale", 1.);
+    r.least_log = number(d, "least_log", 0.);
+    r.sigmoid_gate = flag(d, "sigmoid_gate");
     r.norm_eps = number(d, "norm_eps", model_.config.norm_eps);
   }
 

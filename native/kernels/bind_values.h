@@ -154,8 +154,10 @@ inline RecurrentConfig recurrent_config(const nb::dict &d) {
                           .value_dim = integer(d, "value_dim", 1, kMostSize / kMostHeads),
                           .conv_kernel = integer(d, "conv_kernel", 1, kMostHeads),
                           .rank = integer(d, "rank", kind == RecurrentKind::mamba1, kMostSize / kMostHeads),
-                          .tiled = bool(integer(d, "tiled", 0, 1))};
+                          .tiled = bool(integer(d, "tiled", 0, 1)),
+                          .channel_decays = bool(integer(d, "channel_decays", 0, 1))};
   in_range(int64_t(c.conv_kernel) * c.channel_stride(), 1, kMostSize, "conv_kernel times the channels");
+  if (c.channel_decays && !c.gated_delta()) throw std::invalid_argument("channel_decays: those of gated_delta alone");
   if (c.mamba1() && c.num_heads > 1) throw std::invalid_argument("num_heads of mamba1 is not 1");
   if (c.num_heads % c.num_key_heads) throw std::invalid_argument("num_heads is not a multiple of num_key_heads");
   return c;

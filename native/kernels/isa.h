@@ -71,6 +71,10 @@ struct Isa {
   void (*convolve)(const Convolution &convolution);
   void (*scan_state)(const StateScan &scan);
   void (*scan_selective)(const SelectiveScan &scan);
+  // out = exp(−rates softplus(x)), with x = steps + bias; exp(least_log sigmoid(rates x)) if least_log is not 0. `size`
+  // is a multiple of kRowPadding.
+  void (*channel_decays)(const float *steps, const float *bias, const float *rates, float least_log, size_t size,
+                         float *out);
   // RMSNorm of `parts` consecutive parts of `size` floats; their weights are weight_stride apart, 0 if they are the
   // same.
   void (*norm_parts)(const float *x, const float *weight, size_t weight_stride, int parts, int size, float eps,

@@ -50,8 +50,9 @@ struct Columns {
   float *const state = s.state + offset;
   const int width = smaller(s.value_dim - column, kWidth);
 
-  FW_INLINE float write(int t) const { return s.write[size_t(t) * s.scalar_stride]; }
-  FW_INLINE float decayed(float scale, int t) const { return scale * s.decay[size_t(t) * s.scalar_stride]; }
+  FW_INLINE float write(int t) const { return s.write[size_t(t) * s.write_stride]; }
+  FW_INLINE const float *decays(int t) const { return s.decay + size_t(t) * s.decay_stride; }
+  FW_INLINE float decayed(float scale, int t) const { return scale * decays(t)[0]; }
   FW_INLINE const float *key(int t) const { return s.k + size_t(t) * s.stride; }
   FW_INLINE const float *query(int t) const { return s.q + size_t(t) * s.stride; }
 
@@ -96,8 +97,8 @@ struct Columns {
     for (; t < smaller(end, s.num_tokens); ++t) {
       const float *values = s.v + size_t(t) * s.stride + column;
       for (int i = 0; i < width; i += kLanes) prefetch<3>(values + i);
-      prefetch<3>(s.decay + size_t(t) * s.scalar_stride);
-      prefetch<3>(s.write + size_t(t) * s.scalar_stride);
+      prefetch<3>(decays(t));
+      prefetch<3>(s.write + size_t(t) * s.write_stride);
     }
   }
 
@@ -169,19 +170,23 @@ struct Columns {
     return scale;
   }
 
-  // As mamba2. One pass over the matrix per token computes it and Xᵀ k of the token that follows.
+  // As mamba2. One pass over the matrix per token computes it and Xᵀ k of the token that follows. Has each number of a
+  // key a decay, its row of X is multiplied by that, the scale is 1, and k of the token that follows has its decays.
+  template <bool IsByChannel>
   FW_INLINE float gated_delta() const {
-    float scale = s.before[0];
+    float scale = IsByChannel ? 1.f : s.before[0];
+    auto decayed_key = [&](int t, int i) FW_LAMBDA { return IsByChannel ? key(t)[i] * decays(t)[i] : key(t)[i]; };
     F32 known[N];  // Xᵀ k, with the matrix before the token
     FW_UNROLL for (int n = 0; n < N; ++n) known[n] = set1(0.f);
     for (int i = 0; i < s.key_dim; ++i) {
-      const F32 k = set1(key(0)[i]);
+      const F32 k = set1(decayed_key(0, i));
       FW_UNROLL for (int n = 0; n < N; ++n) known[n] = fma(k, load(before + i * kWidth + n * kLanes), known[n]);
     }
     for (int t = 0; t < s.num_tokens; ++t) {
-      const float *k = key(t), *q = query(t), *following = key(smaller(t + 1, s.num_tokens - 1));
-      const F32 known_scale = set1(decayed(scale, t));
-      const Scaled x = decay(before_token(t, scale), t);
+      const int following = smaller(t + 1, s.num_tokens - 1);
+      const float *k = key(t), *q = query(t), *own = decays(t);
+      const F32 known_scale = set1(IsByChannel ? 1.f : decayed(scale, t));
+      const Scaled x = IsByChannel ? Scaled{t == 0 ? before : state, 1.f} : decay(before_token(t, scale), t);
       scale = x.scale;
       const F32 factor = set1(write(t) / scale);
       F32 added[N], out[N];
@@ -191,10 +196,11 @@ struct Columns {
         known[n] = out[n] = set1(0.f);
       }
       for (int i = 0; i < s.key_dim; ++i) {
-        const F32 ki = set1(k[i]), qi = set1(q[i]), next = set1(following[i]);
+        const F32 ki = set1(k[i]), qi = set1(q[i]), next = set1(decayed_key(following, i));
         FW_UNROLL for (int n = 0; n < N; ++n) {
+          const F32 from = load(x.matrix + i * kWidth + n * kLanes), change = mul(ki, added[n]);
           // Not fused: processors of AMD have other units for additions, whose registers stores do not read.
-          const F32 value = add(load(x.matrix + i * kWidth + n * kLanes), mul(ki, added[n]));
+          const F32 value = IsByChannel ? fma(set1(own[i]), from, change) : add(from, change);
           store(state + i * kWidth + n * kLanes, value);
           out[n] = fma(qi, value, out[n]);
           known[n] = fma(next, value, known[n]);
@@ -291,13 +297,29 @@ void convolve(const Convolution &c) {
 void scan_state(const StateScan &s) {
   constexpr int kWidth = kScanVectors * kLanes;
   float scale = 0.f;  // is the same for all columns
-  auto run = [&](auto columns) FW_LAMBDA { scale = s.gated_delta ? columns.gated_delta() : columns.mamba2(); };
+  auto run = [&](auto columns) FW_LAMBDA {
+    scale = s.channel_decays ? columns.template gated_delta<true>()
+            : s.gated_delta  ? columns.template gated_delta<false>()
+                             : columns.mamba2();
+  };
   int column = 0;
   for (; column < s.value_dim && column + kWidth <= s.padded_value_dim; column += kWidth) {
     run(Columns<kScanVectors>{s, column});
   }
   for (; column < s.value_dim; column += kLanes) run(Columns<1>{s, column});
   s.state[0] = scale;
+}
+
+void channel_decays(const float *steps, const float *bias, const float *rates, float least_log, size_t size,
+                    float *out) {
+  for (size_t i = 0; i < size; i += kLanes) {
+    const F32 x = add(load(steps + i), load(bias + i)), rate = load(rates + i);
+    if (least_log == 0.f) {
+      store(out + i, exp_f32(mul(sub(set1(0.f), rate), softplus_f32(x))));
+    } else {
+      store(out + i, exp_f32(div(set1(least_log), add(set1(1.f), exp_f32(mul(sub(set1(0.f), rate), x))))));
+    }
+  }
 }
 
 // A few groups at a time, whose states stay in the cache over all tokens, while rows are read in longer pieces.

@@ -16,24 +16,28 @@ constexpr int kChannelGroup = 16;    // adjacent channels of mamba1, whose state
 // The sizes of the recurrent layers of a model; num_heads = 0: it has none.
 //
 //   a row of projections   v k q z dt (mamba2), q k v z dt beta (gated_delta), v beta z (short_conv) or v z (mamba1),
-//                          each from a multiple of kRowPadding on; q, k and v are the channels of the convolution
+//                          each from a multiple of kRowPadding on; q, k and v are the channels of the convolution. z
+//                          and dt of gated_delta with a rank: z_low and dt_low
 //   a state                S [num_heads][head_floats()], then the last conv_kernel − 1 rows of channels; of a head,
 //                          S = c X: first c, from kScaleFloats on the columns of kScanVectors vectors of X
 //                          [key_dim][columns], one after the other, then of the rest those of each vector. Of mamba1,
 //                          from kScaleFloats on, S [channels / kChannelGroup][key_dim][kChannelGroup]
-// rank: the outputs of the first product of time steps of mamba1.
+// rank: the outputs of the first product of time steps of mamba1; of gated_delta, those of z_low and of dt_low, or 0.
 struct RecurrentConfig {
   RecurrentKind kind;
   int num_heads, num_key_heads, key_dim, value_dim, conv_kernel;
   int rank;
   bool tiled;  // value head j uses key head j mod num_key_heads, not j / (num_heads / num_key_heads)
+  bool channel_decays;  // gated_delta has a decay for each number of a key, not one per head
 
   int key_head(int head) const { return tiled ? head % num_key_heads : head / (num_heads / num_key_heads); }
   bool gated_delta() const { return kind == RecurrentKind::gated_delta; }
   bool short_conv() const { return kind == RecurrentKind::short_conv; }
   bool mamba1() const { return kind == RecurrentKind::mamba1; }
+  bool has_lows() const { return gated_delta() && rank > 0; }
   int num_keys() const { return num_key_heads * key_dim; }
   int num_values() const { return num_heads * value_dim; }
+  int num_decays() const { return num_heads * (channel_decays ? key_dim : 1); }
   int channel_stride() const { return (mamba1() ? 0 : 2 * padded_row(num_keys())) + padded_row(num_values()); }
   int padded_value_dim() const { return (value_dim + 15) / 16 * 16; }
   size_t head_floats() const { return kScaleFloats + product(size_t(key_dim), size_t(padded_value_dim())); }
@@ -55,15 +59,15 @@ struct Convolution {
 
 // The recurrence of consecutive tokens of one request in one head.
 struct StateScan {
-  bool gated_delta;
+  bool gated_delta, channel_decays;
   int num_tokens, key_dim, value_dim, padded_value_dim;
   const float *before;       // [kScaleFloats + key_dim · padded_value_dim], the state before the first token
   float *state;              // the state after the last one; may be `before`
   const float *q, *k, *v;    // from the first token on; rows `stride` apart
-  const float *decay, *write;  // from the first token on, `scalar_stride` apart
+  const float *decay, *write;  // from the first token on, rows decay_stride and write_stride apart
   float skip;                // only mamba2 has it
   float *out;                // [num_tokens][value_dim], rows out_stride apart
-  size_t stride, scalar_stride, out_stride;
+  size_t stride, decay_stride, write_stride, out_stride;
 };
 
 // The recurrence of consecutive tokens of one request in the channels [begin, end), whole groups of kChannelGroup, with

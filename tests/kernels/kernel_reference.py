@@ -113,6 +113,8 @@ MAMBA1 = RecurrentSpec("mamba1", 1, 1, 10, 84, conv_kernel=4, conv_bias=True, ra
 NORMED_MAMBA1 = replace(MAMBA1, key_dim=18, value_dim=100, rank=20, inner_eps=1e-3, in_bias=True, o_bias=True)
 TILED = RecurrentSpec("gated_delta", 6, 2, 10, 12, conv_kernel=2, tiled=True)
 DELTA = RecurrentSpec("gated_delta", 4, 2, 16, 32, conv_kernel=3)
+BY_CHANNEL = RecurrentSpec("gated_delta", 3, 3, 18, 20, conv_kernel=4, rank=20, channel_decays=True, sigmoid_gate=True)
+BOUNDED = replace(TILED, value_dim=84, channel_decays=True, least_log=-4.0, sigmoid_gate=True)
 WIDE = replace(DELTA, write_scale=2.0, norm_eps=1e-5)
 
 
@@ -181,6 +183,24 @@ SPECS: dict[str, DecoderSpec] = {
             LayerSpec(None, recurrent=DELTA, moe=MoeSpec(5, 2, 64)),
             LayerSpec(None, recurrent=DELTA),
         ),
+    ),
+    "channel_decays": tiny_spec(
+        num_kv_heads=1,
+        head_dim=28,
+        mla=MlaSpec(0, 20, 12, 8, 18),
+        layers=(
+            LayerSpec(None, recurrent=BY_CHANNEL),
+            LayerSpec(None, moe=MoeSpec(5, 2, 64, scoring="sigmoid", router_bias=True)),
+            LayerSpec(None, recurrent=BY_CHANNEL),
+        ),
+    ),
+    "bounded_decays": tiny_spec(
+        num_kv_heads=1,
+        head_dim=28,
+        attn_gate=True,
+        head_gates=True,
+        mla=MlaSpec(24, 20, 12, 8, 18),
+        layers=(LayerSpec(None, recurrent=BOUNDED), LayerSpec(rope(8)), LayerSpec(None, recurrent=BOUNDED)),
     ),
     "norms_by_kind": tiny_spec(
         qk_norm=True,
@@ -663,15 +683,20 @@ class Reference:
         s = np.einsum("ihd,jhd->hij", q, k) * self.spec.query_scale
         e = np.exp(np.where(np.arange(n)[None, :] <= np.arange(n)[:, None], s, -np.inf))
         a = np.einsum("hij,jhd->ihd", e / e.sum(-1, keepdims=True), v).reshape(n, -1)
+        if self.spec.attn_gate:
+            a = (a.reshape(n, heads, -1) / (1 + np.exp(-h @ self._w(p + "attn_gate").T))[..., None]).reshape(n, -1)
         return a @ self._w(p + "o").T + self._bias(p + "o_bias", self.spec.o_bias)
 
     def _recurrent(self, p: str, r: RecurrentSpec, h: Floats) -> Floats:
         """Head by head and token by token, as the papers write it: Mamba 2 (arXiv 2405.21060) with x, B, C, dt, A, D,
-        and gated delta networks (arXiv 2412.06464) with q, k, v, alpha, beta.
+        and gated delta networks (arXiv 2412.06464) with q, k, v, alpha, beta; alpha has a number for each of a key in
+        the report on Kimi Linear (arXiv 2510.26692).
         """
         n, mamba, conv = len(h), r.kind == "mamba2", self._w(p + "conv")
 
         def into(name: str) -> Floats:
+            if r.kind == "gated_delta" and r.rank and name in ("z", "dt"):
+                return h @ self._w(f"{p}{name}_low").T @ self._w(p + name).T
             return h @ self._w(p + name).T + self._bias(f"{p}{name}_in_bias", r.in_bias)
 
         def out_of(y: Floats) -> Floats:
@@ -699,8 +724,10 @@ class Reference:
             q, k, v = np.split(mixed, [keys, 2 * keys], 1)
         k, q = k.reshape(n, -1, r.key_dim), q.reshape(n, -1, r.key_dim)
         v, z = v.reshape(n, -1, r.value_dim), (into("z") * by["z"]).reshape(n, -1, r.value_dim)
-        dt = np.maximum(np.log1p(np.exp(into("dt") * by["d"] + self._w(p + "dt_bias"))), r.least_step)
-        alpha = np.exp(-np.exp(self._w(p + "a_log")) * dt)
+        steps = (into("dt") * by["d"] + self._w(p + "dt_bias")).reshape(n, r.num_heads, -1)
+        dt, rates = np.maximum(np.log1p(np.exp(steps)), r.least_step), np.exp(self._w(p + "a_log"))[:, None]
+        alpha = np.exp(r.least_log * (1 + np.tanh(rates * steps / 2)) / 2 if r.least_log else -rates * dt)
+        into_gate = (lambda z: 1 / (1 + np.exp(-z))) if r.sigmoid_gate else _silu
         y = np.zeros_like(v)
         for j in range(r.num_heads):
             group = j % r.num_key_heads if r.tiled else j * r.num_key_heads // r.num_heads
@@ -715,16 +742,16 @@ class Reference:
                 key = key / np.sqrt(key @ key + 1e-6)
                 beta = r.write_scale / (1 + np.exp(-into("beta")[t, j]))
                 erased = np.eye(r.key_dim) - beta * np.outer(key, key)
-                state = alpha[t, j] * state @ erased + beta * np.outer(v[t, j], key)
+                state = (alpha[t, j] * state) @ erased + beta * np.outer(v[t, j], key)
                 y[t, j] = state @ query
         if mamba:
-            y = y if r.normed == "first" else y * _silu(z)
+            y = y if r.normed == "first" else y * into_gate(z)
             if r.normed != "never":
                 y = y.reshape(n, r.num_key_heads, -1)
                 y = _norm(y, self._w(p + "norm").reshape(r.num_key_heads, -1), self.spec.norm_eps)
-            y = y.reshape(z.shape) * (_silu(z) if r.normed == "first" else 1)
+            y = y.reshape(z.shape) * (into_gate(z) if r.normed == "first" else 1)
         else:
-            y = _norm(y, self._w(p + "norm"), r.norm_eps or self.spec.norm_eps) * _silu(z)
+            y = _norm(y, self._w(p + "norm"), r.norm_eps or self.spec.norm_eps) * into_gate(z)
         return out_of(y.reshape(n, -1))
 
     def _selective(self, p: str, r: RecurrentSpec, u: Floats, conv: Floats, of_conv: Floats) -> Floats:

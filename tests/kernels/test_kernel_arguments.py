@@ -187,6 +187,7 @@ def test_sizes_of_models_and_pools():
         "conv_kernel": 4,
         "rank": 0,
         "tiled": 0,
+        "channel_decays": 0,
     }
 
     def hybrid(rng):

@@ -16,7 +16,10 @@ from foreword.executors.pool import batch_groups
 from foreword.models.weights import float_tensor
 from models.running import EXECUTORS
 
-HYBRIDS = ("mamba2", "gated_delta", "short_conv", "single_parts", "mamba1", "states_alone")
+HYBRIDS = (
+    *("mamba2", "gated_delta", "short_conv", "single_parts", "mamba1", "states_alone"),
+    *("channel_decays", "bounded_decays"),
+)
 BLOCK_SIZE, NUM_BLOCKS, NUM_STATES = 16, 400, 40
 every = pytest.mark.parametrize("kind", EXECUTORS)
 kinds = pytest.mark.parametrize("name", HYBRIDS)
@@ -50,7 +53,7 @@ def test_chunks_of_any_size_give_the_logits_of_the_loop_over_tokens(kind, name, 
         assert relative_error(logits, WANT[name][end - 1]) < fp32_error(SPECS[name])
 
 
-@pytest.mark.parametrize("name", ["mamba2", "gated_delta", "mamba1"])
+@pytest.mark.parametrize("name", ["mamba2", "gated_delta", "mamba1", "channel_decays", "bounded_decays"])
 def test_heads_that_forget_nothing_or_all_at_once_are_those_of_the_loop_with_equal_bits_in_any_chunks(name):
     """The native executor multiplies a state by its decays only when their product is small."""
     spec, weights = SPECS[name], dict(WEIGHTS[name])

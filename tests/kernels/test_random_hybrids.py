@@ -30,6 +30,15 @@ def random_spec(random: Random) -> DecoderSpec:
         [
             RecurrentSpec("mamba2", *sizes, conv_kernel=kernel, conv_bias=random.random() < 0.5),
             RecurrentSpec("gated_delta", *sizes, conv_kernel=kernel, tiled=random.random() < 0.5),
+            RecurrentSpec(
+                "gated_delta",
+                *sizes,
+                conv_kernel=kernel,
+                rank=random.choice([0, 5]),
+                channel_decays=True,
+                least_log=random.choice([None, -3.0]),
+                sigmoid_gate=True,
+            ),
             RecurrentSpec("short_conv", 1, 1, 0, 96, conv_kernel=kernel),
             RecurrentSpec(
                 "mamba1", 1, 1, *sizes[2:], conv_kernel=kernel, rank=3, inner_eps=random.choice([None, 1e-3])

@@ -62,7 +62,11 @@ def rounded(spec, weights: Weights, weight_format: str, dtype: str) -> Weights:
     """The weights with the layers' matrices rounded."""
     kinds = {layer.recurrent.kind for layer in spec.layers if layer.recurrent}
 
+    by_channel = any(layer.recurrent.channel_decays for layer in spec.layers if layer.recurrent)
+
     def is_rounded(name):
+        if name.endswith(".state.dt"):  # a matrix of the size of others, or one that stays as it is
+            return by_channel
         if CONVOLUTION.fullmatch(name):
             return "short_conv" in kinds
         return MATRIX.fullmatch(name) and not ("mamba1" in kinds and OF_VALUES.fullmatch(name))

@@ -25,18 +25,19 @@ RecurrentStage::RecurrentStage(PassContext &context)
       k_(padded_row(config_.gated_delta() ? config_.num_keys() : config_.num_values())),
       v_(config_.gated_delta() ? 2 * padded_row(config_.num_keys()) : 0),
       projected_(context.model.qkv_stride(true)),
-      decay_(config_.num_heads),
+      decay_(config_.num_decays()),
       write_(config_.num_heads),
       out_(config_.num_values()),
       unit_(config_.key_dim),
-      inner_(config_.mamba1() ? padded_row(config_.rank) + 2 * padded_row(config_.key_dim) : 0),
-      steps_(config_.mamba1() ? config_.num_values() : 0),
+      inner_(config_.mamba1() ? padded_row(config_.rank) + 2 * padded_row(config_.key_dim) : config_.num_values()),
+      steps_(config_.mamba1() ? config_.num_values() : config_.num_decays()),
       low_(config_.rank) {
   if (config_.num_heads == 0) return;
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.recurrent) continue;
     layer.o.add_kinds(kinds_);
     layer.recurrent->inner.add_kinds(inner_kinds_);
+    layer.recurrent->gate.add_kinds(inner_kinds_);
     layer.recurrent->step.add_kinds(step_kinds_);
   }
   low_.reserve(ctx_.pool.size());
@@ -51,10 +52,11 @@ void RecurrentStage::reserve() {
   const int num_tokens = ctx_.input.num_tokens;
   for (FloatRows *rows : {&projected_, &decay_, &write_, &out_}) rows->reserve(num_tokens);
   o_input_.reserve(num_tokens, config_.num_values(), ctx_.with_loras(kinds_), ctx_.pool.size());
-  if (!config_.mamba1()) return;
+  if (!config_.mamba1() && !config_.has_lows()) return;
   inner_.reserve(num_tokens);
   steps_.reserve(num_tokens);
-  inner_input_.reserve(num_tokens, config_.num_values(), ctx_.with_loras(inner_kinds_), ctx_.pool.size());
+  const int inner_cols = config_.mamba1() ? config_.num_values() : config_.rank;
+  inner_input_.reserve(num_tokens, inner_cols, ctx_.with_loras(inner_kinds_), ctx_.pool.size());
   step_input_.reserve(num_tokens, config_.rank, ctx_.with_loras(step_kinds_), ctx_.pool.size());
 }
 
@@ -85,6 +87,7 @@ void RecurrentStage::run(int thread, const Layer &layer) {
 // out_ of mamba2 and gated_delta.
 void RecurrentStage::mix_tokens(int thread, const Layer &layer) {
   convolve(thread, layer);
+  if (config_.has_lows()) multiply_lows(thread, layer);
   ctx_.pool.barrier();
   prepare_tokens(thread, layer);
   ctx_.pool.barrier();
@@ -93,6 +96,21 @@ void RecurrentStage::mix_tokens(int thread, const Layer &layer) {
   scan(thread, layer);
   ctx_.pool.barrier();
   apply_gate(thread, layer);
+}
+
+// The second products of z and dt.
+void RecurrentStage::multiply_lows(int thread, const Layer &layer) {
+  const Recurrent &r = *layer.recurrent;
+  const int num_tokens = ctx_.input.num_tokens;
+  auto multiply = [&](const Linear &second, const ProductInput &input, int part, FloatRows &out, const Linear &next) {
+    const ActivationSet low = ctx_.products.prepare(thread, input, config_.rank, num_tokens, [&](int t) {
+      return projection(layer, part, t);
+    });
+    ctx_.products.linear(thread, second, low, {0, num_tokens}, out.data(), Store::assign, &next,
+                         ctx_.shrink(thread, {&second}, low));
+  };
+  multiply(r.gate, inner_input_, kGatePart, inner_, r.step);
+  multiply(r.step, step_input_, kTimePart, steps_, layer.o);
 }
 
 // out_ of short_conv: the convolution of beta v, times z.
@@ -192,9 +210,16 @@ void RecurrentStage::prepare_tokens(int thread, const Layer &layer) {
   const Recurrent &r = *layer.recurrent;
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
-    const float *time = projection(layer, kTimePart, t);
+    const float *time = config_.has_lows() ? steps_.row(t) : projection(layer, kTimePart, t);
     const float *write = config_.gated_delta() ? projection(layer, kWritePart, t) : nullptr;
+    if (config_.channel_decays) {
+      ctx_.isa.channel_decays(time, r.dt_bias, r.rate, r.least_log, size_t(decay_.stride()), decay_.row(t));
+    }
     for (int h = 0; h < config_.num_heads; ++h) {
+      if (config_.channel_decays) {
+        write_.row(t)[h] = r.write_scale * sigmoid(write[h]);
+        continue;
+      }
       const float dt = std::max(softplus(time[h] + r.dt_bias[h]), r.least_step);
       decay_.row(t)[h] = std::exp(-r.rate[h] * dt);
       write_.row(t)[h] = write ? r.write_scale * sigmoid(write[h]) : dt;
@@ -217,11 +242,13 @@ void RecurrentStage::scan(int thread, const Layer &layer) {
     const int head = unit / in.num_reqs, b = unit % in.num_reqs;
     const size_t at = config_.head_floats() * size_t(head);
     const int key = config_.key_head(head) * config_.key_dim;
+    const int first_decay = config_.channel_decays ? head * config_.key_dim : head;
     for (int index = 0; index < num_runs(b); ++index) {
       const Run run = run_of(layer, b, index);
       if (index == 0 && in.num_computed(b) == 0) std::memset(run.before + at, 0, sizeof(float) * config_.head_floats());
       const float *mixed = projected_.row(run.first);
       ctx_.isa.scan_state({.gated_delta = config_.gated_delta(),
+                           .channel_decays = config_.channel_decays,
                            .num_tokens = run.num_tokens,
                            .key_dim = config_.key_dim,
                            .value_dim = config_.value_dim,
@@ -231,12 +258,13 @@ void RecurrentStage::scan(int thread, const Layer &layer) {
                            .q = mixed + q_ + key,
                            .k = mixed + k_ + key,
                            .v = mixed + v_ + head * config_.value_dim,
-                           .decay = decay_.row(run.first) + head,
+                           .decay = decay_.row(run.first) + first_decay,
                            .write = write_.row(run.first) + head,
                            .skip = layer.recurrent->skip ? layer.recurrent->skip[head] : 0.f,
                            .out = out_.row(run.first) + head * config_.value_dim,
                            .stride = size_t(projected_.stride()),
-                           .scalar_stride = size_t(decay_.stride()),
+                           .decay_stride = size_t(decay_.stride()),
+                           .write_stride = size_t(write_.stride()),
                            .out_stride = size_t(out_.stride())});
     }
   }
@@ -280,14 +308,14 @@ void RecurrentStage::scan_selective(int thread, const Layer &layer) {
 }
 
 // This thread's tokens: norm(out silu(z)) of mamba2, or norm(out) silu(z), or without a norm; norm(out) silu(z) of
-// gated_delta.
+// gated_delta; or each with sigmoid(z).
 void RecurrentStage::apply_gate(int thread, const Layer &layer) {
   const Recurrent &r = *layer.recurrent;
   const float eps = r.norm_eps;
   const int size = config_.num_values() / config_.num_key_heads;
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
-    float *row = out_.row(t), *gate = projection(layer, kGatePart, t);
+    float *row = out_.row(t), *gate = config_.has_lows() ? inner_.row(t) : projection(layer, kGatePart, t);
     auto norm = [&] {
       if (config_.gated_delta()) {
         ctx_.isa.norm_parts(row, r.norm, 0, config_.num_heads, config_.value_dim, eps, row);
@@ -298,7 +326,7 @@ void RecurrentStage::apply_gate(int thread, const Layer &layer) {
     const bool is_first = config_.gated_delta() || r.is_normed_first;
     if (is_first) norm();
     for (int i = 0; r.z_scale != 1.f && i < out_.stride(); ++i) gate[i] *= r.z_scale;
-    ctx_.isa.gate_mul(Gate::silu, gate, row, size_t(out_.stride()), row);
+    ctx_.isa.gate_mul(r.sigmoid_gate ? Gate::sigmoid : Gate::silu, gate, row, size_t(out_.stride()), row);
     if (!is_first) norm();
   }
 }

@@ -31,6 +31,7 @@ class RecurrentStage {
   void mix_channels(int thread, const Layer &layer);
   void mix_selectively(int thread, const Layer &layer);
   void convolve(int thread, const Layer &layer);
+  void multiply_lows(int thread, const Layer &layer);
   void prepare_tokens(int thread, const Layer &layer);
   void scan(int thread, const Layer &layer);
   void scan_selective(int thread, const Layer &layer);
@@ -41,10 +42,11 @@ class RecurrentStage {
   const int channels_;                // floats of a row of channels
   const int q_, k_, v_;               // offsets in a row of channels
   FloatRows projected_;               // [T, projections], later the outputs of the convolution in its channels
-  FloatRows decay_, write_;           // [T, num_heads]
+  FloatRows decay_, write_;           // [T, num_decays], [T, num_heads]
   FloatRows out_;                     // [T, num_values]
   FloatRows unit_;                    // [2, key_dim]: the factors of normed q and k
-  FloatRows inner_, steps_;           // [T, dt_low k q] and [T, num_values]: products of mamba1, dt before softplus
+  FloatRows inner_;                   // [T, dt_low k q] of mamba1, [T, num_values] of gated_delta: second products of z
+  FloatRows steps_;                   // [T, num_values] of mamba1, [T, num_decays]: second products of dt
   FloatRows low_;                     // [num_threads, rank], a normed dt_low
   KindSet kinds_{}, inner_kinds_{}, step_kinds_{};  // the kinds of the inputs below
   ProductInput o_input_, inner_input_, step_input_;

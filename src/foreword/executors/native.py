@@ -558,7 +558,8 @@ class _Packer:
         """Return the arguments of latent attention, like `_attention`. Wk_b and Wv_b have a matrix per head, that of k
         transposed: floats, if not both are.
         """
-        for name in ("q_a", "q", "kv_a", "o") if mla.q_rank else ("q", "kv_a", "o"):
+        gate = ["attn_gate"] if self.spec.attn_gate else []
+        for name in (*(["q_a"] if mla.q_rank else []), "q", "kv_a", *gate, "o"):
             packed[name] = self._matrix(prefix + name)
         heads = self.spec.num_heads
         for name in ("k_b", "v_b"):
@@ -630,7 +631,8 @@ class _Packer:
         packed: dict[str, float] = {"least_step": spec.least_step, "z_scale": spec.scale_of("z")}
         packed["inner_eps"] = spec.inner_eps or 0.0
         packed["is_normed_first"] = spec.normed == "first"
-        packed["write_scale"] = spec.write_scale
+        packed |= {"write_scale": spec.write_scale, "least_log": spec.least_log or 0.0}
+        packed["sigmoid_gate"] = spec.sigmoid_gate
         packed["norm_eps"] = self.spec.norm_eps if spec.norm_eps is None else spec.norm_eps
         for name, shape in spec.weight_names(self.spec.hidden_size):
             if len(shape) == 2 and name not in ("conv", "a_log"):
@@ -641,10 +643,10 @@ class _Packer:
         return packed
 
     def _of_rates(self, name: str, part: str, shape: tuple[int, ...], spec: RecurrentSpec) -> int:
-        """Pack a matrix of a state. Matrices of rates are float32, times their scale; of mamba1, whose are larger, they
-        are as precise as the output projection.
+        """Pack a matrix of a state. Matrices of rates are float32, times their scale; larger ones, of mamba1 and of
+        decays by channel, are as precise as the output projection.
         """
-        if spec.kind == "mamba1" and part not in ("v", "z", "o"):
+        if (spec.kind == "mamba1" and part not in ("v", "z", "o")) or (spec.channel_decays and part[:2] == "dt"):
             return self._matrix(name, keep_precise=True)
         if shape[0] != spec.num_heads or part not in ("dt", "beta"):
             return self._matrix(name)
@@ -659,7 +661,8 @@ class _Packer:
             case "dt_in_bias":
                 return values * np.float32(spec.scale_of("dt"))
             case "a_log":
-                return _by_group(np.exp(values)) if spec.kind == "mamba1" else np.asarray(np.exp(values))
+                rates = np.asarray(np.exp(values))
+                return _by_group(rates) if spec.kind == "mamba1" else rates.repeat(spec.num_decays // spec.num_heads)
             case "conv":
                 scales = [np.full(size, spec.scale_of(part), np.float32) for part, size in spec.parts]
                 return _by_part(values.T * np.concatenate(scales), spec)
@@ -710,7 +713,7 @@ def _recurrent_sizes(spec: DecoderSpec) -> dict[str, int]:
     if len(found) > 1:
         raise ConfigError(f"the recurrent layers are of {len(found)} shapes; the native executor runs one, use NumPy")
     [recurrent] = found
-    sizes = ("num_heads", "num_key_heads", "key_dim", "value_dim", "conv_kernel", "rank", "tiled")
+    sizes = ("num_heads", "num_key_heads", "key_dim", "value_dim", "conv_kernel", "rank", "tiled", "channel_decays")
     return {"kind": RECURRENT_KINDS.index(recurrent.kind)} | {name: getattr(recurrent, name) for name in sizes}
 
 

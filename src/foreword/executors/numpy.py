@@ -387,11 +387,13 @@ class NumpyExecutor(TransferPagedExecutor):
                 down, up = pairs[name]
                 absorbed[tokens] += np.einsum("thn,hnr->thr", q[tokens, :, r:], up.reshape(heads, -1, len(down))) @ down
         query = np.concatenate([q[..., :r], absorbed], axis=-1)
-        assert layer.rope is not None
-        at = step.rotary_positions(layer.rope)
-        query, c = rotate(query, at, layer.rope), rotate(c, at, layer.rope)
+        if layer.rope is not None:
+            at = step.rotary_positions(layer.rope)
+            query, c = rotate(query, at, layer.rope), rotate(c, at, layer.rope)
         self.write(c, c, layer, group, slot, step.batch)
         a = self.attend(query, layer, group, slot, step, None)
+        if self.spec.attn_gate:
+            a = a * sigmoid(self.linear(h, p + "attn_gate", loras))[..., None]
         out = np.einsum("thc,hvc->thv", a[..., r:], v_b)
         for pairs, tokens in loras:
             if (name := p + "v_b") in pairs:

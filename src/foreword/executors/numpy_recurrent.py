@@ -43,9 +43,10 @@ def recurrent_layer(
         for name in ("q", "k", "v", "z", "dt")
     }
     u = np.concatenate([inputs[part] for part, _ in spec.parts], axis=1)  # [T, channels]
-    dt = np.maximum(softplus(inputs["dt"] + weight("dt_bias")), spec.least_step)  # [T, heads]
-    decay = np.exp(-np.exp(weight("a_log")) * dt)
-    beta = dt
+    steps = (inputs["dt"] + weight("dt_bias")).reshape(len(h), spec.num_heads, -1)  # [T, heads, 1 or key_dim]
+    rates, dt = np.exp(weight("a_log"))[:, None], np.maximum(softplus(steps), spec.least_step)
+    decay = np.exp(-rates * dt if spec.least_log is None else np.float32(spec.least_log) * sigmoid(rates * steps))
+    beta = dt[..., 0]
     if spec.kind == "gated_delta":
         beta = np.float32(spec.write_scale) * sigmoid(_input(h, "beta", spec, weight, product))
     y = np.empty((len(h), spec.num_heads, spec.value_dim), np.float32)
@@ -56,7 +57,8 @@ def recurrent_layer(
         known = np.concatenate([past, u[tokens]])
         past[:] = known[len(known) - len(past) :]
         y[tokens] = scan(convolve(known, spec, weight), decay[tokens], beta[tokens], matrices, spec, weight)
-    gate, norm_eps = silu(inputs["z"]), norm_eps if spec.norm_eps is None else spec.norm_eps
+    gate = sigmoid(inputs["z"]) if spec.sigmoid_gate else silu(inputs["z"])
+    norm_eps = norm_eps if spec.norm_eps is None else spec.norm_eps
     out: F32
     if spec.kind == "mamba2":
         out = y.reshape(gate.shape) * (1 if spec.normed == "first" else gate)
@@ -69,8 +71,11 @@ def recurrent_layer(
 
 
 def _input(h: F32, name: str, spec: RecurrentSpec, weight: Callable[[str], F32], product: Product) -> F32:
-    """Return h W of a part, plus the bias if it has one."""
-    out = product(h, name, slice(0, len(h)))
+    """Return h W of a part, plus the bias if it has one; h Wlow W of a part that has both."""
+    tokens = slice(0, len(h))
+    if spec.has_low_parts and name in ("z", "dt"):
+        h = product(h, f"{name}_low", tokens)
+    out = product(h, name, tokens)
     return out + weight(in_bias_of(name)) if spec.in_bias else out
 
 
@@ -160,7 +165,8 @@ def convolve(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
 def scan(u: F32, decay: F32, beta: F32, states: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
     """Return y [T, heads, value_dim] of one request; states [heads, key_dim, value_dim] is read and written.
 
-    decay: [T, heads]; beta: [T, heads], the factor of what is written: dt or write_scale sigmoid(h Wbeta).
+    decay: [T, heads, 1 or key_dim]; beta: [T, heads], the factor of what is written: dt or write_scale sigmoid(h
+    Wbeta).
     """
     ends = np.cumsum([size for _, size in spec.parts])
     parts = dict(zip((name for name, _ in spec.parts), np.split(u, ends[:-1], axis=1), strict=True))
@@ -173,7 +179,7 @@ def scan(u: F32, decay: F32, beta: F32, states: F32, spec: RecurrentSpec, weight
         q, k = unit(q) * np.float32(spec.key_dim**-0.5), unit(k)
     y = np.empty_like(v)
     for t in range(len(u)):
-        states *= decay[t, :, None, None]
+        states *= decay[t, :, :, None]
         new = v[t] - np.einsum("hkv,hk->hv", states, k[t]) if delta else v[t]
         states += k[t][:, :, None] * (beta[t, :, None] * new)[:, None, :]
         y[t] = np.einsum("hkv,hk->hv", states, q[t])

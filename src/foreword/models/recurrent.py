@@ -6,6 +6,7 @@ or with ``tiled`` j mod num_key_heads:
     u = h Wu + bu               the channels v, k, q of mamba2; q, k, v of gated_delta; v of mamba1
     u_t = silu(Σ_i conv[:, i] u_{t − conv_kernel + 1 + i} + conv_bias)       per channel; u is 0 before the first token
     z, dt = h Wz + bz, softplus(h Wdt + bdt + dt_bias);   decay = exp(−exp(a_log) dt)   dt, decay: one per head
+    z, dt = h Wz_low Wz, softplus(h Wdt_low Wdt + dt_bias)                    where gated_delta has a rank
 
     mamba2:       dt = max(dt, least_step)
                   S_t = decay S_{t−1} + k (dt v)ᵀ;   y = Sᵀ q + skip v
@@ -14,6 +15,8 @@ or with ``tiled`` j mod num_key_heads:
     gated_delta:  q, k = q / |q| / sqrt(key_dim), k / |k|;   |x| = sqrt(Σ x² + 1e-6)
                   R = decay S_{t−1};   S_t = R + k (write_scale sigmoid(h Wbeta) (v − Rᵀ k))ᵀ;   y = Sᵀ q
                   y = norm(y, norm) silu(z)          per head
+                  with channel_decays, dt and decay have a number for each number of a key, and so for each row of S;
+                  decay = exp(least_log sigmoid(exp(a_log) x)) if least_log, where dt = softplus(x)
     mamba1:       r, k, q = v Wdt_low, v Wk, v Wq;   r, k, q = norm(r, dt_norm), norm(k, k_norm), norm(q, q_norm)
                   dt = softplus(r Wdt + dt_bias)     one per value; the norms if inner_eps, which is their eps
                   S_t = exp(−exp(a_logᵀ) dt) S_{t−1} + k (dt v)ᵀ;   y = (Sᵀ q + skip v) silu(z)
@@ -23,6 +26,7 @@ or with ``tiled`` j mod num_key_heads:
 
 The biases of h W are there if in_bias, bo if o_bias.
 
+With sigmoid_gate, it is sigmoid(z) in place of silu(z).
 With scales, the products h W + b of v, k, q, z and dt (mamba2) are multiplied by these numbers first.
 
 The state is S [key_dim, value_dim] of each head and the last conv_kernel − 1 inputs u of the convolution, in float32.
@@ -51,8 +55,9 @@ class RecurrentSpec:
     """A recurrent layer's kind and sizes; the module docstring gives the arithmetic. In the literature of Mamba 2,
     q is C, k is B and v is x; num_key_heads is its number of groups and key_dim the size of its state.
 
-    rank: the size of r of mamba1. inner_eps: see there; None: it has no inner norms. norm_eps: that of ``norm``; None:
-    that of the model.
+    rank: the size of r of mamba1; of gated_delta, that of h Wz_low and of h Wdt_low, 0 if it has neither. inner_eps:
+    see there; None: it has no inner norms. norm_eps: that of ``norm``; None: that of the model. least_log: below zero;
+    None: decays have no bound.
     """
 
     kind: RecurrentKind
@@ -72,6 +77,9 @@ class RecurrentSpec:
     inner_eps: float | None = None
     write_scale: float = 1.0
     norm_eps: float | None = None
+    channel_decays: bool = False
+    least_log: float | None = None
+    sigmoid_gate: bool = False
 
     def scale_of(self, part: str) -> float:
         """Return the number that the product of v, k, q, z or dt is multiplied by."""
@@ -92,6 +100,11 @@ class RecurrentSpec:
         return self.num_heads * self.value_dim
 
     @property
+    def num_decays(self) -> int:
+        """The number of decays of a token."""
+        return self.num_heads * (self.key_dim if self.channel_decays else 1)
+
+    @property
     def num_channels(self) -> int:
         """The number of channels of the convolution."""
         return sum(size for _, size in self.parts)
@@ -108,22 +121,23 @@ class RecurrentSpec:
 
     def weight_names(self, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the canonical names of a layer's weights and their shapes, as `foreword.models.spec.weight_names`."""
-        inputs = [*self.parts, ("z", self.num_values)]
-        if self.kind in ("mamba2", "gated_delta"):
-            inputs.append(("dt", self.num_heads))
+        last = self.last_parts
+        inputs = [*self.parts, *([(f"{name}_low", self.rank) for name, _ in last] if self.has_low_parts else last)]
         if self.kind in ("gated_delta", "short_conv"):
             inputs.append(("beta", self.num_values if self.kind == "short_conv" else self.num_heads))
         for part, size in inputs:
             yield part, (size, hidden)
             if self.in_bias:
                 yield in_bias_of(part), (size,)
+        for part, size in last if self.has_low_parts else ():
+            yield part, (size, self.rank)
         yield "conv", (self.num_channels, self.conv_kernel)
         if self.conv_bias:
             yield "conv_bias", (self.num_channels,)
         if self.kind == "mamba1":
             yield from self._selective_names()
         elif self.kind != "short_conv":
-            yield "dt_bias", (self.num_heads,)
+            yield "dt_bias", (self.num_decays,)
             yield "a_log", (self.num_heads,)
             if self.kind == "mamba2":
                 yield "skip", (self.num_heads,)
@@ -132,6 +146,17 @@ class RecurrentSpec:
         yield "o", (hidden, self.num_values)
         if self.o_bias:
             yield "o_bias", (hidden,)
+
+    @property
+    def has_low_parts(self) -> bool:
+        """True if z and dt are products of products of h."""
+        return self.kind == "gated_delta" and self.rank > 0
+
+    @property
+    def last_parts(self) -> tuple[tuple[str, int], ...]:
+        """The parts of a token besides the channels and beta: (z or dt; number of outputs)."""
+        gate = (("z", self.num_values),)
+        return (*gate, ("dt", self.num_decays)) if self.kind in ("mamba2", "gated_delta") else gate
 
     @property
     def inner_parts(self) -> tuple[tuple[str, int], ...]:

@@ -149,10 +149,11 @@ class MlaSpec:
         u = norm(h Wq_a + bq_a, q_a_norm) if q_rank else h;   q = u Wq   per head [r + nope_dim]
         k = h Wkv_a + bkv_a;   c = [rope(k[:r]), kv_scale norm(k[r:], kv_a_norm)]   [r + kv_rank]: the spec's head_dim
         a = softmax([rope(q[:r]), q[r:] Wk_b] · c * query_scale + mask) c
+        a = a sigmoid(h Wattn_gate)                                      if attn_gate; one number per head: head_gates
         a = a[r:] Wv_bᵀ                                                  per head; then a Wo + bo
 
     Each head has its own Wk_b [nope_dim, kv_rank] and Wv_b [value_dim, kv_rank]. norm_eps: the eps of both norms.
-    bq_a, bkv_a: if qkv_bias; bo: if o_bias.
+    bq_a, bkv_a: if qkv_bias; bo: if o_bias. rope leaves its argument as it is in layers without one.
     """
 
     q_rank: int
@@ -636,6 +637,8 @@ def _latent_attention(spec: DecoderSpec, p: str, mla: MlaSpec) -> Iterator[tuple
     yield p + "kv_a_norm", (mla.kv_rank,)
     yield p + "k_b", (heads * mla.nope_dim, mla.kv_rank)
     yield p + "v_b", (heads * mla.value_dim, mla.kv_rank)
+    if spec.attn_gate:
+        yield p + "attn_gate", (heads, d)
     yield p + "o", (d, heads * mla.value_dim)
     if spec.o_bias:
         yield p + "o_bias", (d,)

@@ -380,7 +380,8 @@ class LatentWeights:
         self.scale = spec.query_scale
         self.index = cache_index(spec, index)
         biases = (*(["q_a"] if mla.q_rank else []), "kv_a") if spec.qkv_bias else ()
-        self.inputs = load.linear(prefix, ["q_a" if mla.q_rank else "q", "kv_a"], biases=biases)
+        gate = ["attn_gate"] if spec.attn_gate else []
+        self.inputs = load.linear(prefix, ["q_a" if mla.q_rank else "q", "kv_a", *gate], biases=biases)
         self.q = load.linear(prefix, ["q"]) if mla.q_rank else None
         self.q_norm = load(prefix + "q_a_norm") if mla.q_rank else None
         self.kv_norm = load(prefix + "kv_a_norm") * mla.kv_scale
@@ -389,10 +390,14 @@ class LatentWeights:
         queries = [] if self.q is None else [self.q]
         self.products: list[Changeable] = [self.inputs, *queries, self.k_b, self.v_b, self._output]
 
-    def heads(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
-        """Return the queries and, behind them, the key, which is the value too, [T, heads + 1, head_dim], unrotated."""
+    def heads(self, h: Tensor, loras: ProductChanges | None) -> tuple[Tensor, Tensor]:
+        """Return the queries and, behind them, the key, which is the value too, [T, heads + 1, head_dim], unrotated;
+        and the gates before the sigmoid, [T, heads], or without columns if there are none.
+        """
         mla = self.mla
-        q, k = self.inputs(h, loras).tensor_split([len(self.inputs.outputs[0])], dim=1)
+        num_queries = len(self.inputs.outputs[0])
+        ends = (num_queries, num_queries + mla.rope_dim + mla.kv_rank)
+        q, k, gates = self.inputs(h, loras).tensor_split(ends, dim=1)
         if self.q is not None:
             assert self.q_norm is not None
             q = self.q(rms_norm(q, self.q_norm.shape, self.q_norm, mla.norm_eps), loras)
@@ -404,14 +409,16 @@ class LatentWeights:
         absorbed = torch.einsum("thn,hnc->thc", nope, self.k_b.weight)
         if loras is not None:
             absorbed = loras.apply_by_head(absorbed, nope, *self.k_b.parts, is_turned=True)
-        return torch.cat([torch.cat([q[..., : mla.rope_dim], absorbed], -1), c[:, None]], 1)
+        return torch.cat([torch.cat([q[..., : mla.rope_dim], absorbed], -1), c[:, None]], 1), gates
 
-    def output(self, a: Tensor, loras: ProductChanges | None) -> Tensor:
-        """Return [T, hidden] of what attention gives, [T, heads, head_dim]."""
+    def output(self, a: Tensor, gates: Tensor, loras: ProductChanges | None) -> Tensor:
+        """Return [T, hidden] of what attention gives, [T, heads, head_dim]. gates: as `heads` returns them."""
         latents = a[..., self.mla.rope_dim :]
         out = torch.einsum("thc,hvc->thv", latents, self.v_b.weight)
         if loras is not None:
             out = loras.apply_by_head(out, latents, *self.v_b.parts, is_turned=False)
+        if gates.shape[1]:
+            out = out * gates.sigmoid()[..., None]
         return self._output(out.flatten(1), loras)
 
 
@@ -423,10 +430,11 @@ class LatentLayer(LatentWeights):
         self._call = AttentionCall(self.index, self.scale)
 
     def __call__(self, h: Tensor, step: PagedStep) -> Tensor:
-        assert self.rope is not None
-        query, key = step.rotations[self.rope](self.heads(h, step.loras)).split([self._heads, 1], dim=1)
+        heads, gates = self.heads(h, step.loras)
+        heads = heads if self.rope is None else step.rotations[self.rope](heads)
+        query, key = heads.split([self._heads, 1], dim=1)
         step.attention.write(self.index, key, key)
-        return self.output(step.attention.attend(self._call, query), step.loras)
+        return self.output(step.attention.attend(self._call, query), gates, step.loras)
 
 
 def paged_mixer(spec: DecoderSpec, index: int, load: Loader, *, compile: bool = False) -> Mixer[PagedStep]:

@@ -295,14 +295,16 @@ class _RowLatentLayer(LatentWeights):
     """Latent attention of one layer over the rows, for its normed input [T, hidden]."""
 
     def __call__(self, h: Tensor, step: _RowStep) -> Tensor:
-        assert self.rope is not None
         memory, T = step.memory, len(h)
         attention, cache = memory.layers[self.index]
-        queries, out, (rope, rope_rows) = memory.queries[:T], memory.out[:T], step.rotations[self.rope]
-        qk = self.heads(h, step.loras).flatten(1)
-        attention.write(qk, queries, cache, num_tokens=T, rope=rope, rope_rows=rope_rows, values_are_keys=True)
+        queries, out = memory.queries[:T], memory.out[:T]
+        rope, rope_rows = (None, None) if self.rope is None else step.rotations[self.rope]
+        qk, gates = self.heads(h, step.loras)
+        attention.write(
+            qk.flatten(1), queries, cache, num_tokens=T, rope=rope, rope_rows=rope_rows, values_are_keys=True
+        )
         attention.attend(queries, cache, out, num_tokens=T, num_reqs=step.num_reqs, scale=self.scale)
-        return self.output(out, step.loras)
+        return self.output(out, gates, step.loras)
 
 
 def _row_mixer(spec: DecoderSpec, index: int, load: Loader) -> Mixer[_RowStep]:

@@ -28,8 +28,12 @@ class RecurrentLayer:
         self.spec, self.is_delta = own, own.kind == "gated_delta"
         self.eps = spec.norm_eps if own.norm_eps is None else own.norm_eps
         self.is_short = own.kind == "short_conv"
-        parts = [*(name for name, _ in own.parts), "z", *(["beta"] if self.is_short else [])]
+        self.has_small_rates = not (own.channel_decays or own.has_low_parts)  # which are computed in float32
+        last = [name for name, _ in own.last_parts if name == "z" or not self.has_small_rates]
+        lows = [f"{name}_low" for name in last] if own.has_low_parts else last
+        parts = [*(name for name, _ in own.parts), *lows, *(["beta"] if self.is_short else [])]
         self.inputs = load.linear(prefix, parts)
+        self.last = [load.linear(prefix, [name]) for name in last] if own.has_low_parts else []
         self.bias = self._in_biases(prefix, parts, load)
         self.output = load.linear(prefix, ["o"], biases=["o"] if own.o_bias else ())
         self.products = [self.inputs, self.output]
@@ -40,16 +44,16 @@ class RecurrentLayer:
         if own.kind == "mamba1":
             self._load_selective(prefix, load)
             return
-        rates = ("dt", "beta") if self.is_delta else ("dt",)
+        rates = [*(["dt"] if self.has_small_rates else []), *(["beta"] if self.is_delta else [])]
         self.rates = load.linear(prefix, rates, dtype=torch.float32)
         self.rates_bias = self._in_biases(prefix, rates, load)
-        self.products.append(self.rates)
+        self.products += [*self.last, self.rates]
         self.scales: Tensor | None = None  # factors of the outputs of ``inputs``
         if own.scales is not None:
             sizes = [*own.parts, ("z", own.num_values)]
             self.scales = torch.cat([torch.full((size,), own.scale_of(name)) for name, size in sizes]).to(load.device)
         self.dt_bias = load(prefix + "dt_bias", torch.float32)
-        self.rate = load(prefix + "a_log", torch.float32).exp()
+        self.rate = load(prefix + "a_log", torch.float32).exp()[:, None]
         self.norm = None if own.normed == "never" else load(prefix + "norm", torch.float32)
         self.skip = None if self.is_delta else load(prefix + "skip", torch.float32)
 
@@ -68,19 +72,27 @@ class RecurrentLayer:
             projected += self.bias
         if own.scales is not None:
             projected *= self.scales
-        u, z, beta = projected.tensor_split((own.num_channels, own.num_channels + own.num_values), dim=1)
+        of_gate = own.rank if own.has_low_parts else own.num_values
+        u, z, rest = projected.tensor_split((own.num_channels, own.num_channels + of_gate), dim=1)
         if self.is_short:
-            return self._short(h, u * beta, z, inputs, step)
+            return self._short(h, u * rest, z, inputs, step)
         if own.kind == "mamba1":
             return self._selective(h, u, z, inputs, step)
+        if self.last:
+            lows = zip(self.last, (z, rest), strict=True)
+            z, rest = (product(second, low.to(h.dtype), inputs).float() for second, low in lows)
         rates = product(self.rates, h.float(), inputs)
         if self.rates_bias is not None:
             rates += self.rates_bias
         if own.scales is not None:
             rates *= own.scale_of("dt")
-        dt = softplus(rates[:, : own.num_heads] + self.dt_bias).clamp(min=own.least_step)
-        decay = torch.exp(-self.rate * dt)
-        beta = own.write_scale * rates[:, own.num_heads :].sigmoid() if self.is_delta else dt
+        beta = rates
+        if self.has_small_rates:
+            rest, beta = rates.tensor_split((own.num_heads,), dim=1)
+        steps = (rest + self.dt_bias).unflatten(1, (own.num_heads, -1))  # [T, heads, 1 or key_dim]
+        dt = softplus(steps).clamp(min=own.least_step)
+        log_decay = -self.rate * dt if own.least_log is None else own.least_log * (self.rate * steps).sigmoid()
+        decay, beta = log_decay.exp(), own.write_scale * beta.sigmoid() if self.is_delta else dt
 
         states, written = step.states[self.index], step.written[self.group]
         state = states[step.read[self.group]].masked_fill(step.is_new[:, None], 0)
@@ -93,7 +105,8 @@ class RecurrentLayer:
         states[written, size:] = known[kept].flatten(1)
 
         out = torch.empty_like(h)
-        out[step.tokens] = product(self.output, self._gated(y, silu(z)).to(h.dtype), inputs)
+        gate = z.sigmoid() if own.sigmoid_gate else silu(z)
+        out[step.tokens] = product(self.output, self._gated(y, gate).to(h.dtype), inputs)
         return out
 
     def _short(self, h: Tensor, u: Tensor, z: Tensor, inputs: PagedStep, step: RecurrentStep) -> Tensor:
@@ -163,7 +176,7 @@ class RecurrentLayer:
         """Return y [T, heads, value_dim], and the matrices that are kept [kept, heads, key_dim, value_dim].
 
         matrices: [requests, heads, key_dim, value_dim] before the step, written too.
-        decay, beta: [T, heads]; beta is the factor of what is written.
+        decay: [T, heads, 1 or key_dim]. beta: of as many numbers as T · heads, the factor of what is written.
         """
         own = self.spec
         parts = dict(zip((name for name, _ in own.parts), u.split([size for _, size in own.parts], dim=1), strict=True))
@@ -174,7 +187,7 @@ class RecurrentLayer:
         q, k = (x.repeat(1, per_key, 1) if own.tiled else x.repeat_interleave(per_key, dim=1) for x in (q, k))
         q, k = q.flatten(0, 1), k.flatten(0, 1)  # [T · heads, key_dim]
         v = parts["v"].reshape(-1, 1, own.value_dim)  # [T · heads, 1, value_dim]
-        decay, beta = decay.reshape(-1, 1, 1), beta.reshape(-1, 1, 1)
+        decay, beta = decay.reshape(len(v), -1, 1), beta.reshape(-1, 1, 1)
         new = beta * v
         y = torch.empty_like(v)
         state = matrices.view(-1, own.key_dim, own.value_dim)

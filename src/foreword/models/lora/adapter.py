@@ -23,7 +23,7 @@ MAX_RANK = 64
 _TARGET = re.compile(
     r"per_layer_in|layers\.\d+\.("
     r"q|k|v|q_a|kv_a|k_b|v_b|attn_gate|o|"
-    r"state\.(q|k|v|z|dt|beta|dt_low|o)|"
+    r"state\.(q|k|v|z|dt|beta|z_low|dt_low|o)|"
     r"(shared\.)?(gate|up|down)|router|shared_gate|latent_in|latent_out|"
     r"per_layer_gate|per_layer_out)"
 )
