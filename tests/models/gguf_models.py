@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "mamba2": "mamba2", "mamba": "mamba", "falcon_mamba": "mamba", "jamba": "jamba",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "falcon": "falcon", "phi": "phi2",
     "bloom": "bloom", "mpt": "mpt", "dbrx": "dbrx",
+    "kimi_linear": "kimi-linear", "bailing_hybrid": "bailingmoe3",
 }  # fmt: skip
 # Models of the same model_type: with experts, for embeddings.
 MORE_ARCHITECTURES = {"nemotron_h_moe", "gemma-embedding"}
@@ -55,6 +56,7 @@ INTERLEAVED = {
     "bailingmoe",
 }  # architectures whose q and k rows are in interleaved rotary order
 STATES_ALONE = {"mamba2", "mamba"}
+KDA = {"kimi-linear", "bailingmoe3"}
 DELTA = {"qwen3next", "qwen35", "qwen35moe"}
 GEMMA = {"gemma", "nemotron", "gemma2", "gemma3", "gemma-embedding"}  # GGUF files hold their norm weights as 1 + w
 
@@ -159,6 +161,11 @@ DELTA_BLOCK = {
     "post_attention_layernorm": "post_attention_norm", "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
 }  # fmt: skip
+KDA_BLOCK = {
+    **{f"self_attn.{part}_{turn}_proj": f"ssm_{part}_{turn}" for part in "fg" for turn in "ab"},
+    "final_layernorm": "layer_output_norm", "self_attn.f_proj": "ssm_f_a", "self_attn.b_proj": "ssm_beta",
+    "self_attn.o_norm": "ssm_norm",
+}  # fmt: skip
 POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
               "post_feedforward_layernorm": "post_ffw_norm"}  # fmt: skip
 OWN_BLOCK = {
@@ -166,6 +173,7 @@ OWN_BLOCK = {
         ("gemma2", "gemma3", "gemma-embedding", "gemma3n", "gemma4", "olmo2", "seed_oss", "exaone4"), POST_NORMS
     ),
     **dict.fromkeys(DELTA, DELTA_BLOCK),
+    **dict.fromkeys(KDA, KDA_BLOCK),
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
     "glm4moe": {"post_attention_layernorm": "post_attention_norm"},
     "afmoe": {"post_attention_layernorm": "post_attention_norm"},
@@ -197,6 +205,7 @@ AS_FLOATS = (".conv.", "conv1d", "ffn_gate_inp", "ssm_a", "ssm_d", "norm")  # te
 EXPRESSIBLE = {
     "apertus": {"hidden_act": "xielu"},
     "deepseek_v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    "bailing_hybrid": {"kda_safe_gate": True},
     "dots1": {"sliding_window": None, "layer_types": None},
     "falcon_h1": {"mamba_norm_before_gate": False},
     "mamba2": {"use_bias": False}, "mamba": {"use_bias": False}, "jamba": {"mamba_proj_bias": False},
@@ -334,6 +343,8 @@ def gguf_tensors(config, tensors):
         written["rope_freqs.weight"] = rotary_divisors(config)
     for name, value in tensors.items():
         name = further_layer(config, name.replace("backbone.", "model.", 1).replace("transformer.h.", "model.layers."))
+        if architecture in KDA:
+            name = name.replace(".attention.", ".self_attn.").replace(".block_sparse_moe.", ".mlp.")
         name += ".weight" if name.endswith((".layer_scalar", ".correct_output_scale")) else ""
         if architecture == "falcon-h1":
             value = multiplied(config, name, value)
@@ -460,6 +471,8 @@ def converted(config, name, value):
             heads = value.reshape(config["num_attention_heads"], -1, rank)
             k, v = heads[:, :nope].swapaxes(1, 2), heads[:, nope:]
             return {f"blk.{layer}.attn_k_b.weight": k, f"blk.{layer}.attn_v_b.weight": v}
+        case "self_attn" if architecture_of(config) in KDA:
+            return channel_delta_net(config, layer, part, value)
         case "mlp" if part == "expert_bias":
             return {f"blk.{layer}.exp_probs_b.bias": value}
         case "self_attn" if part in ("sinks", "attention_sink_bias"):
@@ -551,6 +564,40 @@ def tiled_delta_net(config, layer, part, value):
     return {}
 
 
+def channel_delta_net(config, layer, part, value):
+    """A layer of Kimi Delta Attention; the gate of one of latent attention has a row for each head."""
+    if part == "A_log":
+        rates = np.exp(value.reshape(1, 1, -1, 1))
+        return {f"blk.{layer}.ssm_a": rates.reshape(-1, 1) if "kda_lower_bound" in config else -rates}
+    if part == "dt_bias":
+        return {f"blk.{layer}.ssm_dt.bias": value}
+    if part == "g_proj.weight" and len(value) > config["num_attention_heads"]:
+        return {f"blk.{layer}.ssm_g_a.weight": value}
+    if found := re.fullmatch(r"([qkv])_conv1d\.weight", part):
+        return {f"blk.{layer}.ssm_conv1d_{found[1]}.weight": value.reshape(1, len(value), 1, -1)}
+    return {}
+
+
+def channel_delta_nets(architecture, config, types):
+    """The metadata of delta-nets with decays by channel, and of the experts beside them."""
+    own = {
+        "attention.head_count_kv": ("[i32]", [int(kind == "full_attention") for kind in types]),
+        "kda.head_dim": ("u32", config.get("linear_head_dim") or config["head_dim"]),
+        "ssm.conv_kernel": ("u32", config.get("short_conv_kernel_size") or config["linear_conv_kernel_dim"]),
+    }
+    if architecture == "bailingmoe3":
+        own |= {
+            "kda.safe_gate": ("bool", config["kda_safe_gate"]),
+            "kda.gate_lower_bound": ("f32", config["kda_lower_bound"]),
+            "expert_shared_feed_forward_length": ("u32", config["moe_intermediate_size"]),
+        }  # fmt: skip
+    dense = config["mlp_layer_types"].count("dense")
+    found = routed(architecture, {"first_k_dense_replace": dense, "n_routed_experts": config["num_experts"], **config})
+    if architecture == "kimi-linear":
+        del found["kimi-linear.expert_weights_norm"]
+    return found | {f"{architecture}.{key}": typed for key, typed in own.items()}
+
+
 def delta_net(config, layer, part, value):
     """For each key head, a checkpoint has q, k, v and z."""
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"] * config["linear_value_head_dim"]
@@ -572,7 +619,7 @@ def latent(architecture, config):
     """The metadata of latent attention. Older files have the lengths of a head of q and v."""
     rank, query = config["kv_lora_rank"], config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
     found = {"rope.dimension_count": config["qk_rope_head_dim"], "attention.kv_lora_rank": rank}
-    if config["q_lora_rank"]:
+    if config.get("q_lora_rank"):
         found["attention.q_lora_rank"] = config["q_lora_rank"]
     if config.get("old_file") or architecture == "minicpm3":
         found |= {"attention.key_length": query, "attention.value_length": config["v_head_dim"]}
@@ -891,6 +938,8 @@ def metadata(config):
         }
     if "kv_lora_rank" in config:
         found |= latent(architecture, config)
+    if architecture in KDA:
+        found |= channel_delta_nets(architecture, config, types)
     if config["model_type"] == "solar_open":  # the files of Upstage have the size of a dense MLP, which no layer has
         found["glm4moe.feed_forward_length"] = ("u32", 40)
     if config["model_type"] == "youtu":

@@ -60,17 +60,26 @@ def merged(tensors, factors, scale):
 
 
 def peft_tensors(factors):
+    """The tensors by the names of the modules of transformers."""
     return {
-        f"base_model.model.{name}.lora_{letter}.weight": factor
+        f"base_model.model.{of_module(name, factors)}.lora_{letter}.weight": factor
         for name, both in factors.items()
         for letter, factor in zip("AB", both, strict=True)
     }
 
 
+def of_module(name, names):
+    """The name that transformers has for a module of latent attention, and of the MLP beside it."""
+    if not any("kv_a_proj_with_mqa" in other for other in names):
+        return name
+    name = re.sub(r"\.block_sparse_moe\.(\w+_proj)$", r".mlp.\1", name)
+    return name.replace(".attention.dense", ".self_attn.o_proj").replace(".attention.", ".self_attn.")
+
+
 def write_peft(folder, factors, **config):
     """A PEFT directory; rank and alpha are 4 and 8 unless ``config`` says otherwise."""
     folder.mkdir(parents=True, exist_ok=True)
-    targets = sorted({name.rpartition(".")[2] for name in factors})
+    targets = sorted({of_module(name, factors).rpartition(".")[2] for name in factors})
     written = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": targets}
     (folder / "adapter_config.json").write_text(json.dumps(written | config))
     write_safetensors(folder / "adapter_model.safetensors", peft_tensors(factors))

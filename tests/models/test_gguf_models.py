@@ -66,7 +66,7 @@ WITH_TRANSFORMERS_LOGITS = {
         ("lfm2", "minicpm", "falcon-h1", "falcon-h1-normed-last", "nemotron-h-latent"), ({}, {})
     ),
     **dict.fromkeys(("mamba2", "mamba2-plain", "mamba", "mamba-plain", "falcon-mamba-even"), ({}, {})),
-    **dict.fromkeys(("jamba", "jamba-dense"), ({}, {})),
+    **dict.fromkeys(("jamba", "jamba-dense", "kimi-linear", "bailing-hybrid"), ({}, {})),
     "olmo3": (OLMO3, {}),
     **dict.fromkeys(("llama-biases", "olmo2-biases", "afmoe", "cohere", "cohere2", "olmo", "hunyuan"), ({}, {})),
     "hunyuan-moe": ({key.replace("llama", "hunyuan-moe"): value for key, value in YARN.items()}, {}),

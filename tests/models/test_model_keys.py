@@ -45,9 +45,11 @@ COMPLETED = {
     "glm4_moe": {"head_dim": 128},
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
     "bailing_moe": {"num_key_value_heads": 16, "moe_intermediate_size": 1408},
+    "bailing_hybrid": {"head_dim": 128},
 }
 """Where the defaults of a reference are of a model that is refused: without kinds of layers, with experts, without
-their number or their number per token, or with an odd number of dimensions that rotate.
+their number or their number per token, or with an odd number of dimensions that rotate; or where it writes another
+value than it has read.
 """
 DENSE = {f"*.{name}_feat_{side}" for name in GGUF_DENSE for side in ("in", "out")}
 LOADER = {"architectures", "model_type"}  # which choose the family

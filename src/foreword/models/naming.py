@@ -67,6 +67,8 @@ def weights_from_gguf(
     prefix: the beginning of the names of a layer's tensors, {i} its number.
     """
     tensors = {f"{name}.weight" if name.endswith(".ffn_norm") else name: tensor for name, tensor in tensors.items()}
+    for end, parts in family.gguf_joined.items():
+        tensors = _joined(path, tensors, end, parts)
     if spec.mla is not None:
         tensors = _separate_latents(tensors, spec, spec.mla, prefix)
     in_file = dict(family.names_in_gguf(spec))
@@ -88,11 +90,13 @@ def weights_from_gguf(
         raise ModelError(f"{path}: tensor {extra[0]} is not part of a {spec.architecture} model. {fix}")
     reorder_rows(weights, spec, family.gguf_interleaved)
     for i, layer in enumerate(spec.layers):
-        if layer.recurrent is not None and layer.recurrent.kind != "short_conv":  # the file has −exp(a_log)
-            rates = -weights[name := f"layers.{i}.state.a_log"].dequantize()
+        # The file has −exp(a_log), or exp(a_log) where decays have a bound.
+        if layer.recurrent is not None and layer.recurrent.kind != "short_conv":
+            has_bound = layer.recurrent.least_log is not None
+            rates = weights[name := f"layers.{i}.state.a_log"].dequantize() * np.float32(1 if has_bound else -1)
             if not (np.isfinite(rates) & (rates > 0)).all():
-                fix = "Use a file that was converted from the model itself"
-                raise ModelError(f"{path}: the rates of layer {i} (ssm_a) are not all negative numbers. {fix}")
+                fix, sign = "Use a file that was converted from the model itself", "above" if has_bound else "below"
+                raise ModelError(f"{path}: the rates of layer {i} (ssm_a) are not all {sign} zero. {fix}")
             weights[name] = float_tensor(np.log(rates))
     return weights
 
@@ -219,11 +223,15 @@ def _joined(path: Path, tensors: Mapping[str, Tensor], end: str, parts: tuple[st
         if is_numbered:
             own = [*takewhile(tensors.__contains__, (stem + parts[0].format(row=row) for row in numbers()))]
         if all(part in tensors for part in own):
-            if len({tensors[part].shape[not is_numbered :] for part in own}) > 1:
+            if len({tensors[part].shape[:] if is_numbered else tensors[part].shape[-1] for part in own}) > 1:
                 fix = "Use configuration and weights of the same model"
                 raise ModelError(f"{path}: tensors {', '.join(own)} are not rows of one. {fix}")
             rows = [found.pop(part).dequantize() for part in own]
-            found[stem + end] = float_tensor(np.stack(rows) if is_numbered else np.concatenate(rows))
+            if is_numbered:
+                found[stem + end] = float_tensor(np.stack(rows))
+            else:
+                joined = np.concatenate([row.reshape(-1, row.shape[-1]) for row in rows])
+                found[stem + end] = float_tensor(joined)
     return found
 
 
@@ -500,7 +508,7 @@ def _collect(
                 _, stop = fused.get((found, expert), (whole, 0))
                 fused[found, expert] = tensor.shape, max(stop, rows.stop)
             tensor = select_rows(tensor, rows)
-        found_shape = (prod(tensor.shape),) if is_vector and len(tensor.shape) == 2 else tensor.shape
+        found_shape = (prod(tensor.shape),) if is_vector and len(tensor.shape) > 1 else tensor.shape
         if _longer_than_one(found_shape) != _longer_than_one(shape):
             raise ModelError(f"{path}: tensor {found} ({name}) has shape {whole}, expected {shape}. {fix}")
         if is_vector and tensor.shape != found_shape:

@@ -73,7 +73,7 @@ def read_head(path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, fami
             raise ModelError(f"{path}: tensor {name} {got}, the head needs one of {shape}. {fix}")
     token_norm, hidden_norm, projection = (tensors[name] for name in own)
     one = spec.changed(layers=(next(layer for layer in reversed(spec.layers) if layer.has_attention),))
-    usual = GGUF_NAMES if names.in_gguf else SAFETENSORS_NAMES
+    usual = {**GGUF_NAMES, **family.gguf_names} if names.in_gguf else {**SAFETENSORS_NAMES, **family.names}
     is_own = names.final_norm in tensors or not names.in_gguf
     final_norm = {"final_norm": names.final_norm if is_own else usual["final_norm"]}
     shared = {usual["embed"], usual["lm_head"], *final_norm.values()}
@@ -107,7 +107,9 @@ def _heads(tensors: Mapping[str, Tensor], num_layers: int) -> Iterator[_Names]:
             if (projection := f"{p}{own}eh_proj.weight") in tensors:
                 token_norm, hidden_norm = (f"{p}{own}{name}.weight" for name in ("enorm", "hnorm"))
                 copies = f"{p}{own}embed_tokens.weight", f"{p}{shared}head.weight"
-                yield _Names(p, projection, token_norm, hidden_norm, f"{p}{shared}norm.weight", copies, in_gguf)
+                of_layer = (f"{p}{name}.weight" for name in ("final_layernorm", "layer_output_norm"))
+                final_norm = next((name for name in of_layer if name in tensors), f"{p}{shared}norm.weight")
+                yield _Names(p, projection, token_norm, hidden_norm, final_norm, copies, in_gguf)
                 break
         else:
             return

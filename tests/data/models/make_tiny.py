@@ -71,6 +71,9 @@ GPT_SIZES = {**TOKENS, "hidden_size": 32, "num_hidden_layers": 4, "num_attention
 GROUPS = {"moe_intermediate_size": 12, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
           "first_k_dense_replace": 1}  # fmt: skip
 
+KIMI = {"linear_head_dim": 10, "linear_num_heads": 4, "moe_intermediate_size": 12, "num_local_experts": 8,
+        "num_experts_per_tok": 2}  # fmt: skip
+
 MODELS = {
     "llama3": transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3),
     "llama-linear-tied": transformers.LlamaConfig(
@@ -558,6 +561,23 @@ MODELS = {
         q_lora_rank=20, n_shared_experts=2, routed_scaling_factor=1.5,
         mlp_layer_types=["dense", "sparse", "dense", "sparse"], rope_parameters=YARN,
     ),
+    "kimi-linear": transformers.KimiLinearConfig(
+        **{**SIZES, **MLA}, **KIMI, layer_types=["linear_attention", "full_attention"] * 2, rms_norm_eps=0.01
+    ),
+    "kimi-linear-groups": transformers.KimiLinearConfig(
+        **{**SIZES, **MLA}, **{**KIMI, "linear_num_heads": 3}, n_group=4, topk_group=2, q_lora_rank=20,
+        norm_topk_prob=False, n_shared_experts=2, mlp_layer_types=["dense", "sparse", "dense", "sparse"],
+        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    ),
+    "bailing-hybrid": transformers.BailingHybridConfig(
+        **{**SIZES, **MLA}, **{key: value for key, value in GROUPS.items() if key != "n_routed_experts"},
+        num_local_experts=8, head_dim=8, layer_group_size=2, routed_scaling_factor=1.5, rope_parameters=ROPE,
+    ),
+    "bailing-hybrid-unbounded": transformers.BailingHybridConfig(
+        **{**SIZES, **MLA}, **{key: value for key, value in GROUPS.items() if key != "n_routed_experts"},
+        num_local_experts=8, head_dim=8, layer_group_size=3, kda_safe_gate=False, short_conv_kernel_size=2,
+        n_shared_experts=2, rope_parameters=YARN,
+    ),
     "phimoe": transformers.PhimoeConfig(
         **SIZES, num_local_experts=6, router_jitter_noise=0.2, sliding_window=7, rope_parameters=ROPE
     ),
@@ -590,7 +610,7 @@ BIASES = {
     "granite-hybrid": ("mamba_proj_bias",), "hy-v3": ("attention_bias", "mlp_bias"),
     "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",), "olmo-hybrid": ("attention_bias",),
     "mamba2": ("use_bias",), "mamba": ("use_bias",), "falcon-mamba": ("use_bias",), "jamba": ("mamba_proj_bias",),
-    "laguna": ("attention_bias",), "axk1": ("attention_bias",),
+    "laguna": ("attention_bias",), "axk1": ("attention_bias",), "kimi-linear": ("attention_bias",),
 }  # fmt: skip
 """The biases of further models, which are otherwise those of these names."""
 

@@ -211,8 +211,8 @@ class Family:
     gguf: the architecture's name in GGUF files, if it has one; more_gguf: other names; shared_gguf: that of another
     family, which its GGUF files have if it has none. gguf_names: where its GGUF files differ from `GGUF_NAMES`.
     gguf_numbers: keys of their metadata with a number for each layer {i}, which is the tensor blk.{i}.KEY in
-    ``gguf_names``. gguf_interleaved: they hold q and k rows in interleaved rotary order. gguf_tiled: they hold value
-    heads of states in the order of `RecurrentSpec.tiled`.
+    ``gguf_names``. gguf_joined: as joined, of their tensors. gguf_interleaved: they hold q and k rows in interleaved
+    rotary order. gguf_tiled: they hold value heads of states in the order of `RecurrentSpec.tiled`.
     transposed_experts: safetensors with all experts of a layer in one tensor of floats hold each as [in, out]; None:
     some do, which their shapes say. experts_in_rows: the ends of the names of tensors that have the matrices of all
     experts one below the other; those of an expert e are read by names with experts.{e} in place of experts.mlp and
@@ -241,6 +241,7 @@ class Family:
     shared_gguf: str | None = None
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_numbers: tuple[str, ...] = ()
+    gguf_joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_interleaved: bool = False
     gguf_tiled: bool = False
     transposed: tuple[str, ...] = ()

@@ -81,7 +81,7 @@ def _deepseek(config: Config, architecture: str, sparse: Sequence[bool] | None =
     config = with_mscale(config)
     mla = latent_sizes(config)
     rotary, dense = latent_rope(config, mla), config.get("first_k_dense_replace", int)
-    is_sigmoid = config.value(_GATING) == 2 if config.prefix else architecture != "deepseek_v2"
+    is_sigmoid = config.value(GATING) == 2 if config.prefix else architecture != "deepseek_v2"
     has_experts = [i >= dense for i in range(num_layers(config))] if sparse is None else sparse
     moe = routed_experts(config, is_sigmoid=is_sigmoid, grouped=grouped) if any(has_experts) else None
     layers = tuple(LayerSpec(rotary, moe=moe if has else None) for has in has_experts)
@@ -144,10 +144,16 @@ def latent_attention(config: Config, mla: MlaSpec) -> dict[str, Any]:
 
     With yarn, the scale of scores has the square of m(mscale_all_dim).
     """
-    parameters, scale = rope_parameters(config), (mla.nope_dim + mla.rope_dim) ** -0.5
+    parameters, scale = rope_parameters(config), 1.0
     rules = Config(config.path, parameters)
     if parameters.get("rope_type", "default") != "default" and (all_dims := rules.get("mscale_all_dim", float, 0.0)):
-        scale *= (1 + 0.1 * all_dims * math.log(max(1.0, rules.positive("factor")))) ** 2
+        scale = (1 + 0.1 * all_dims * math.log(max(1.0, rules.positive("factor")))) ** 2
+    return latent(mla, scale)
+
+
+def latent(mla: MlaSpec, scale: float = 1.0) -> dict[str, Any]:
+    """Return the differences of latent attention, whose scores have this factor beside that of their dimensions."""
+    scale *= (mla.nope_dim + mla.rope_dim) ** -0.5
     return {"mla": mla, "num_kv_heads": 1, "head_dim": mla.rope_dim + mla.kv_rank, "query_scale": scale}
 
 
@@ -221,13 +227,13 @@ def latent_rows(spec: DecoderSpec) -> dict[str, Any]:
     return {**rows, **(_Q_B if spec.mla.q_rank else {})}
 
 
-def _fused_in_gguf(spec: DecoderSpec) -> dict[str, Any]:
+def fused_latent_in_gguf(spec: DecoderSpec) -> dict[str, Any]:
     assert spec.mla is not None
     return _Q_B_IN_GGUF if spec.mla.q_rank else {}
 
 
-_GATING, _FREQUENCY = "*.expert_gating_func", "moe_layer_freq"
-_INTERLEAVED = Key("rope_interleave", True, (True, False))
+GATING, _FREQUENCY = "*.expert_gating_func", "moe_layer_freq"
+INTERLEAVED = Key("rope_interleave", True, (True, False))
 LATENT_KEYS = (
     *(*DECODER, HIDDEN_ACT, *ATTENTION_BIAS),
     *(of_gguf(name, kind=int) for name in _LENGTHS),
@@ -289,8 +295,8 @@ FAMILIES = {
         "DeepSeek V3 and R1, GGUF files of Kimi K2: latent attention",
         deepseek_v3,
         table(
-            *(_DEEPSEEK, NEXT_TOKEN_HEADS, [_INTERLEAVED, Key("num_nextn_predict_layers", 1, kind=int)]),
-            [of_gguf(_GATING, kind=int)],
+            *(_DEEPSEEK, NEXT_TOKEN_HEADS, [INTERLEAVED, Key("num_nextn_predict_layers", 1, kind=int)]),
+            [of_gguf(GATING, kind=int)],
             first_k_dense_replace=3,
             moe_intermediate_size=2048,
             n_group=8,
@@ -304,17 +310,17 @@ FAMILIES = {
         aliases=LOCAL_ROUTED,
         names=LATENT_NAMES,
         interleaved=True,
-        interleaved_key=_INTERLEAVED.name,
+        interleaved_key=INTERLEAVED.name,
         fused=latent_rows,
         gguf="deepseek2",
-        gguf_fused=_fused_in_gguf,
+        gguf_fused=fused_latent_in_gguf,
         gguf_interleaved=True,
     ),
     "glm4_moe_lite": Family(
         "GLM 4.7 Flash: latent attention",
         glm4_moe_lite,
         table(
-            *(_DEEPSEEK, NEXT_TOKEN_HEADS, [_INTERLEAVED, Key("mlp_layer_types")]),
+            *(_DEEPSEEK, NEXT_TOKEN_HEADS, [INTERLEAVED, Key("mlp_layer_types")]),
             [only("first_k_dense_replace", 1), Key("num_nextn_predict_layers", 1, kind=int)],
             rms_norm_eps=1e-5,
             q_lora_rank=768,
@@ -332,14 +338,14 @@ FAMILIES = {
         shared_gguf="deepseek2",
         names=LATENT_NAMES,
         interleaved=True,
-        interleaved_key=_INTERLEAVED.name,
+        interleaved_key=INTERLEAVED.name,
         fused=latent_rows,
     ),
     "axk1": Family(
         "A.X K1: latent attention",
         axk1,
         table(
-            *(_DEEPSEEK, [_INTERLEAVED, Key("mlp_layer_types"), Key(_FREQUENCY, 1)]),
+            *(_DEEPSEEK, [INTERLEAVED, Key("mlp_layer_types"), Key(_FREQUENCY, 1)]),
             first_k_dense_replace=1,
             moe_intermediate_size=2048,
             n_group=8,
@@ -356,17 +362,17 @@ FAMILIES = {
         unused=("score.", "model.layers.0.post_mlp_layernorm."),
         optional={"router_bias": 0.0},
         interleaved=True,
-        interleaved_key=_INTERLEAVED.name,
+        interleaved_key=INTERLEAVED.name,
         fused=latent_rows,
     ),
     "youtu": Family(
         "Youtu-LLM: latent attention",
         youtu,
-        table([*LATENT_KEYS, _INTERLEAVED], tie_word_embeddings=True),
+        table([*LATENT_KEYS, INTERLEAVED], tie_word_embeddings=True),
         shared_gguf="deepseek2",
         names=LATENT_NAMES,
         interleaved=True,
-        interleaved_key=_INTERLEAVED.name,
+        interleaved_key=INTERLEAVED.name,
         fused=latent_rows,
     ),
     "minicpm3": Family(
@@ -388,6 +394,6 @@ FAMILIES = {
         names=LATENT_NAMES,
         fused=latent_rows,
         gguf="minicpm3",
-        gguf_fused=_fused_in_gguf,
+        gguf_fused=fused_latent_in_gguf,
     ),
 }
