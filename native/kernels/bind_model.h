@@ -164,6 +164,8 @@ class CpuModel {
     layer.post_mlp_norm = norm(d, "post_mlp_norm");
     layer.post_attn_norm.scale = number(d, "mixer_scale", 1.);
     layer.post_mlp_norm.scale = number(d, "mlp_scale", 1.);
+    keep_input(d, "kept_by_mixer", layer.attn_norm, layer.post_attn_norm);
+    keep_input(d, "kept_by_mlp", layer.mlp_norm, layer.post_mlp_norm);
     per_layer(d, layer);
     if (model_.streams.num_streams > 1) streams(d, layer);
     nb::dict moe_ids;
@@ -542,6 +544,16 @@ class CpuModel {
     return model_.make_linear({matrix(d, name, rows, cols)});
   }
 
+  // The mixer or the MLP adds to a multiple of its own input, in place of the stream.
+  void keep_input(const nb::dict &d, const char *name, const Norm &before, Norm &after) {
+    if (!d.contains(name)) return;
+    if (!before || before.bias || after || flag(d, "beside") || flag(d, "parallel_mlp")) {
+      throw std::invalid_argument(std::string(name) + ": such an input has an RMSNorm, and the output has none");
+    }
+    after.kept = before.weight;
+    after.keep = number(d, name);
+  }
+
   void per_layer(const nb::dict &d, Layer &layer) {
     layer.scale = number(d, "layer_scale", 1.);
     const int size = model_.per_layer.size, hidden = model_.config.hidden_size;
@@ -733,6 +745,7 @@ class CpuModel {
     r.write_scale = number(d, "write_scale", 1.);
     r.least_log = number(d, "least_log", 0.);
     r.sigmoid_gate = flag(d, "sigmoid_gate");
+    r.joint_norm = flag(d, "joint_norm");
     r.norm_eps = number(d, "norm_eps", model_.config.norm_eps);
   }
 

@@ -49,10 +49,12 @@ struct Screen {
 using Vector = const float *;  // padded with zeros to padded_row(size); null if the layer has none
 
 // RMSNorm, or LayerNorm, which alone may have a bias. Without a weight there is no norm. scale: of its result, where
-// that is added to the residual stream.
+// that is added to the residual stream. kept: it is added to `keep` times the stream after the norm with this weight.
 struct Norm {
   Vector weight = nullptr, bias = nullptr;
   float scale = 1.f;
+  Vector kept = nullptr;
+  float keep = 1.f;
 
   explicit operator bool() const { return weight != nullptr; }
 };
@@ -104,13 +106,14 @@ struct Moe {
 // The parts of a recurrent layer, in place of attention; rate = exp(a_log). conv: [conv_kernel, channel_stride].
 // is_normed_first: norm(y) silu(z) of mamba2, in place of norm(y silu(z)). least_step: of dt. z_scale: of z.
 // write_scale: of the factor of what gated_delta writes. least_log: of its decays, see RecurrentSpec; 0: they have
-// none. sigmoid_gate: sigmoid(z) in place of silu(z). norm_eps: of norm. inner: the products dt_low, k and q of mamba1,
+// none. sigmoid_gate: sigmoid(z) in place of silu(z). joint_norm: the norm of mamba2 is over all heads. norm_eps: of
+// norm. inner: the products dt_low, k and q of mamba1,
 // with norms of theirs or without. step, gate: the second products of dt and of z, if they have two.
 struct Recurrent {
   Vector conv = nullptr, conv_bias = nullptr, dt_bias = nullptr, rate = nullptr, skip = nullptr, norm = nullptr;
   bool is_normed_first = false;
   float least_step = 0.f, z_scale = 1.f, write_scale = 1.f, least_log = 0.f, norm_eps = 0.f;
-  bool sigmoid_gate = false;
+  bool sigmoid_gate = false, joint_norm = false;
   Linear inner, step, gate;
   Vector inner_norms[3] = {};
   float inner_eps = 0.f;

@@ -175,16 +175,15 @@ struct Columns {
   template <bool IsByChannel>
   FW_INLINE float gated_delta() const {
     float scale = IsByChannel ? 1.f : s.before[0];
-    auto decayed_key = [&](int t, int i) FW_LAMBDA { return IsByChannel ? key(t)[i] * decays(t)[i] : key(t)[i]; };
     F32 known[N];  // Xᵀ k, with the matrix before the token
     FW_UNROLL for (int n = 0; n < N; ++n) known[n] = set1(0.f);
     for (int i = 0; i < s.key_dim; ++i) {
-      const F32 k = set1(decayed_key(0, i));
+      const F32 k = set1(IsByChannel ? key(0)[i] * decays(0)[i] : key(0)[i]);
       FW_UNROLL for (int n = 0; n < N; ++n) known[n] = fma(k, load(before + i * kWidth + n * kLanes), known[n]);
     }
     for (int t = 0; t < s.num_tokens; ++t) {
       const int following = smaller(t + 1, s.num_tokens - 1);
-      const float *k = key(t), *q = query(t), *own = decays(t);
+      const float *k = key(t), *q = query(t), *own = decays(t), *next_k = key(following), *next_own = decays(following);
       const F32 known_scale = set1(IsByChannel ? 1.f : decayed(scale, t));
       const Scaled x = IsByChannel ? Scaled{t == 0 ? before : state, 1.f} : decay(before_token(t, scale), t);
       scale = x.scale;
@@ -196,7 +195,7 @@ struct Columns {
         known[n] = out[n] = set1(0.f);
       }
       for (int i = 0; i < s.key_dim; ++i) {
-        const F32 ki = set1(k[i]), qi = set1(q[i]), next = set1(decayed_key(following, i));
+        const F32 ki = set1(k[i]), qi = set1(q[i]), next = set1(IsByChannel ? next_k[i] * next_own[i] : next_k[i]);
         FW_UNROLL for (int n = 0; n < N; ++n) {
           const F32 from = load(x.matrix + i * kWidth + n * kLanes), change = mul(ki, added[n]);
           // Not fused: processors of AMD have other units for additions, whose registers stores do not read.

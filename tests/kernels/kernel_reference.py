@@ -114,6 +114,8 @@ NORMED_MAMBA1 = replace(MAMBA1, key_dim=18, value_dim=100, rank=20, inner_eps=1e
 TILED = RecurrentSpec("gated_delta", 6, 2, 10, 12, conv_kernel=2, tiled=True)
 DELTA = RecurrentSpec("gated_delta", 4, 2, 16, 32, conv_kernel=3)
 BY_CHANNEL = RecurrentSpec("gated_delta", 3, 3, 18, 20, conv_kernel=4, rank=20, channel_decays=True, sigmoid_gate=True)
+FIXED = replace(MAMBA2, num_heads=6, num_key_heads=6, conv_kernel=1, conv_bias=False, normed="first", norm_eps=1e-3)
+FIXED = replace(FIXED, sigmoid_gate=True, joint_norm=True)
 BOUNDED = replace(TILED, value_dim=84, channel_decays=True, least_log=-4.0, sigmoid_gate=True)
 WIDE = replace(DELTA, write_scale=2.0, norm_eps=1e-5)
 
@@ -201,6 +203,13 @@ SPECS: dict[str, DecoderSpec] = {
         head_gates=True,
         mla=MlaSpec(24, 20, 12, 8, 18),
         layers=(LayerSpec(None, recurrent=BOUNDED), LayerSpec(rope(8)), LayerSpec(None, recurrent=BOUNDED)),
+    ),
+    "kept_inputs": tiny_spec(
+        layers=(
+            LayerSpec(None, recurrent=FIXED, mixer_scale=0.7, mlp_scale=1.1, kept=(1.5, 0.8)),
+            LayerSpec(rope(16), 24, moe=MoeSpec(5, 2, 64), mixer_scale=0.6, kept=(0.9, 1.2)),
+            LayerSpec(None, recurrent=FIXED),
+        )
     ),
     "norms_by_kind": tiny_spec(
         qk_norm=True,
@@ -530,6 +539,7 @@ class Reference:
                 r = layer.recurrent
                 a = self._recurrent(p + "state.", r, h) if r else self._attention(p, layer, h, kept, i)
                 a = self._residual_norm(a, p + "post_attn_norm") if norms[1] else a
+                x = x if layer.kept is None else layer.kept[0] * h
                 x = x + spec.residual_scale * layer.mixer_scale * a
                 if spec.streams:
                     low = h @ self._w(p + "laurel_left").T @ self._w(p + "laurel_right").T
@@ -542,6 +552,7 @@ class Reference:
                 m = self._residual_norm(m, p + "post_mlp_norm") if norms[3] else m
                 if layer.late_moe is not None:
                     late[i + 1] = self._moe(p, layer.late_moe, h, x)
+                x = x if layer.kept is None else layer.kept[1] * h
                 x = x + spec.residual_scale * layer.mlp_scale * m
             x = x + late.get(i, 0)
             if spec.streams:
@@ -747,8 +758,9 @@ class Reference:
         if mamba:
             y = y if r.normed == "first" else y * into_gate(z)
             if r.normed != "never":
-                y = y.reshape(n, r.num_key_heads, -1)
-                y = _norm(y, self._w(p + "norm").reshape(r.num_key_heads, -1), self.spec.norm_eps)
+                parts = 1 if r.joint_norm else r.num_key_heads
+                y = y.reshape(n, parts, -1)
+                y = _norm(y, self._w(p + "norm").reshape(parts, -1), r.norm_eps or self.spec.norm_eps)
             y = y.reshape(z.shape) * (into_gate(z) if r.normed == "first" else 1)
         else:
             y = _norm(y, self._w(p + "norm"), r.norm_eps or self.spec.norm_eps) * into_gate(z)

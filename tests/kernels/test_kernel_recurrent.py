@@ -18,7 +18,7 @@ from models.running import EXECUTORS
 
 HYBRIDS = (
     *("mamba2", "gated_delta", "short_conv", "single_parts", "mamba1", "states_alone"),
-    *("channel_decays", "bounded_decays"),
+    *("channel_decays", "bounded_decays", "kept_inputs"),
 )
 BLOCK_SIZE, NUM_BLOCKS, NUM_STATES = 16, 400, 40
 every = pytest.mark.parametrize("kind", EXECUTORS)

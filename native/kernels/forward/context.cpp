@@ -137,6 +137,10 @@ void PassContext::add_branch(int thread, const Norm &norm) {
   const Share share = token_share(thread);
   const float scale = norm.scale;
   for (int t = share.begin; t < share.end; ++t) {
+    if (norm.kept) {
+      const float *kept = norm_row(thread, x.row(t), {.weight = norm.kept});
+      for (int i = 0; i < model.config.hidden_size; ++i) x.row(t)[i] = norm.keep * kept[i];
+    }
     const float *row = norm_row(thread, branch.row(t), norm);
     if (scale == 1.f) {
       isa.add_row(row, size_t(x.stride()), x.row(t));

@@ -113,7 +113,7 @@ class PassContext {
   void add_input_bias(int thread, const Layer &layer, float *rows) const;
 
   // Returns whether a product is written to `branch`, and added to x from there.
-  bool has_branch(const Norm &norm) const { return norm || norm.scale != 1.f; }
+  bool has_branch(const Norm &norm) const { return norm || norm.scale != 1.f || norm.kept; }
   Share token_share(int thread) const { return share_of(input.num_tokens, thread, pool.size()); }
 
   Model &model;

@@ -312,7 +312,7 @@ void RecurrentStage::scan_selective(int thread, const Layer &layer) {
 void RecurrentStage::apply_gate(int thread, const Layer &layer) {
   const Recurrent &r = *layer.recurrent;
   const float eps = r.norm_eps;
-  const int size = config_.num_values() / config_.num_key_heads;
+  const int parts = r.joint_norm ? 1 : config_.num_key_heads, size = config_.num_values() / parts;
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
     float *row = out_.row(t), *gate = config_.has_lows() ? inner_.row(t) : projection(layer, kGatePart, t);
@@ -320,7 +320,7 @@ void RecurrentStage::apply_gate(int thread, const Layer &layer) {
       if (config_.gated_delta()) {
         ctx_.isa.norm_parts(row, r.norm, 0, config_.num_heads, config_.value_dim, eps, row);
       } else if (r.norm) {
-        ctx_.isa.norm_parts(row, r.norm, size_t(size), config_.num_key_heads, size, eps, row);
+        ctx_.isa.norm_parts(row, r.norm, size_t(size), parts, size, eps, row);
       }
     };
     const bool is_first = config_.gated_delta() || r.is_normed_first;

@@ -444,6 +444,7 @@ class _Packer:
             packed["parallel_mlp"] = self.spec.parallel_mlp
             packed |= {"rope": self._rope(layer.rope), "beside": layer.beside, "chunked": layer.chunked}
             packed["mixer_scale"] = self.spec.residual_scale * layer.mixer_scale
+            packed |= {} if layer.kept is None else {"kept_by_mixer": layer.kept[0]}
             self.input_norm = self.input_norm if layer.beside else prefix + "attn_norm"
             names = self._norms({"attn_norm": norms.before_mixer, "post_attn_norm": norms.after_mixer})
             vectors += [name for name in names if not self._is_shared(layer, name)]
@@ -453,6 +454,7 @@ class _Packer:
                 vectors += self._attention(prefix, layer, packed)
         if layer.has_mlp:
             packed["mlp_scale"] = self.spec.residual_scale * layer.mlp_scale
+            packed |= {} if layer.kept is None else {"kept_by_mlp": layer.kept[1]}
             names = self._norms({"mlp_norm": norms.before_mlp, "post_mlp_norm": norms.after_mlp})
             is_shared = self.spec.parallel_mlp and not self.spec.parallel_norm
             vectors += [name for name in names if not (is_shared and name.startswith("mlp_norm"))]
@@ -632,7 +634,7 @@ class _Packer:
         packed["inner_eps"] = spec.inner_eps or 0.0
         packed["is_normed_first"] = spec.normed == "first"
         packed |= {"write_scale": spec.write_scale, "least_log": spec.least_log or 0.0}
-        packed["sigmoid_gate"] = spec.sigmoid_gate
+        packed |= {"sigmoid_gate": spec.sigmoid_gate, "joint_norm": spec.joint_norm}
         packed["norm_eps"] = self.spec.norm_eps if spec.norm_eps is None else spec.norm_eps
         for name, shape in spec.weight_names(self.spec.hidden_size):
             if len(shape) == 2 and name not in ("conv", "a_log"):

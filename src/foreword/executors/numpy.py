@@ -250,6 +250,7 @@ class NumpyExecutor(TransferPagedExecutor):
                 else:
                     group, slot = self.places[i]
                     a = self.recurrent(h, p, layer.recurrent, slot, step.runs[group], step.loras)
+                x = x if layer.kept is None else h * np.float32(layer.kept[0])
                 x = self.sum(x, a, p + "post_attn_norm", layer.mixer_scale, has_norm=norms.after_mixer)
                 if streams is not None:
                     x = (x + streams.laurel(h, p)) * np.float32(0.5**0.5)
@@ -263,6 +264,7 @@ class NumpyExecutor(TransferPagedExecutor):
                     m = self.experts(x, h, p, layer.moe, step.loras)
                 if layer.late_moe is not None:
                     own_late = self.experts(x, h, p, layer.late_moe, step.loras)
+                x = x if layer.kept is None else h * np.float32(layer.kept[1])
                 x = self.sum(x, m, p + "post_mlp_norm", layer.mlp_scale, has_norm=norms.after_mlp)
             x, late = x if late is None else x + late, own_late
             if streams is not None:

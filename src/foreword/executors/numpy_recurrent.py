@@ -63,7 +63,8 @@ def recurrent_layer(
     if spec.kind == "mamba2":
         out = y.reshape(gate.shape) * (1 if spec.normed == "first" else gate)
         if spec.normed != "never":
-            out = rms_norm(out.reshape(len(h), spec.num_key_heads, -1), norm_eps).reshape(gate.shape) * weight("norm")
+            parts = out.reshape(len(h), 1 if spec.joint_norm else spec.num_key_heads, -1)
+            out = rms_norm(parts, norm_eps).reshape(gate.shape) * weight("norm")
         out = out * gate if spec.normed == "first" else out
     else:
         out = (rms_norm(y, norm_eps) * weight("norm")).reshape(gate.shape) * gate

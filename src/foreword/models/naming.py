@@ -38,8 +38,11 @@ from foreword.models.weights import Tensor, float_tensor
 
 _ROWS_COMPARED = 1024
 """Rows that are read at once to compare two tensors."""
-_COMPUTED = ("rotary_emb.inv_freq", "position_ids", "masked_bias")
-"""Ends of the names of tensors that older files have, although they follow from the configuration."""
+_COMPUTED = (
+    *("rotary_emb.inv_freq", "position_ids", "masked_bias"),
+    *(f".self_attn.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")),
+)
+"""Ends of the names of tensors that files have, although they follow from the configuration."""
 DENSE = "dense."
 """Beginning of the names of tensors of layers after the pooling; behind it, the number of the layer."""
 _FUSED = ("qkv", "qkv_bias", "gate_up", "gate_up_bias")
@@ -149,6 +152,7 @@ def weights_from_safetensors(
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
     options: dict[str, Any] = {name: getattr(family, name) for name in ("constants", "optional")}
     options["transposed"] = False if stacked else family.transposed_experts
+    options["computed"] = family.computed(spec)
     weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, **options)
     used |= _unread(spec, names, family.parts_of_layer)
     # Equal to the embedding, or of a model that computes no logits.
@@ -470,10 +474,11 @@ def _collect(
     *,
     transposed: bool | None = False,
     constants: Mapping[str, float | Callable[[tuple[int, ...]], F32]] = MappingProxyType({}),
+    computed: Mapping[str, F32] = MappingProxyType({}),
     optional: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[dict[str, Tensor], set[str]]:
     """Return the weights, and the tensors that hold them. Ends at the first fault, whatever sizes the spec claims.
-    transposed, constants, optional: see `Family`, where the first is transposed_experts.
+    transposed, constants, computed, optional: see `Family`, where the first is transposed_experts.
     """
     weights, used = {}, set()
     fix = "Use configuration and weights of the same model"
@@ -482,6 +487,9 @@ def _collect(
     num_experts: dict[str, tuple[tuple[int, ...], int]] = {}  # tensor of experts: its shape, and those wanted
     for name, shape in wanted:
         _, kind, _ = _parts(name)
+        if (numbers := computed.get(name)) is not None:
+            weights[name] = float_tensor(numbers)
+            continue
         if (constant := constants.get(kind)) is not None:
             weights[name] = float_tensor(
                 constant(shape) if callable(constant) else np.full(shape, constant, np.float32)

@@ -10,7 +10,7 @@ or with ``tiled`` j mod num_key_heads:
 
     mamba2:       dt = max(dt, least_step)
                   S_t = decay S_{t−1} + k (dt v)ᵀ;   y = Sᵀ q + skip v
-                  y = norm(y silu(z), norm)          over the value heads of each key head
+                  y = norm(y silu(z), norm)          over the value heads of each key head, or of all if joint_norm
                   y = norm(y, norm) silu(z)          where normed is "first"; y silu(z) where it is "never"
     gated_delta:  q, k = q / |q| / sqrt(key_dim), k / |k|;   |x| = sqrt(Σ x² + 1e-6)
                   R = decay S_{t−1};   S_t = R + k (write_scale sigmoid(h Wbeta) (v − Rᵀ k))ᵀ;   y = Sᵀ q
@@ -80,6 +80,7 @@ class RecurrentSpec:
     channel_decays: bool = False
     least_log: float | None = None
     sigmoid_gate: bool = False
+    joint_norm: bool = False
 
     def scale_of(self, part: str) -> float:
         """Return the number that the product of v, k, q, z or dt is multiplied by."""

@@ -273,6 +273,8 @@ class LayerSpec:
     has_sinks: its heads have sinks.
     late_moe: experts beside its MLP, which is dense.
     gate_cutoff: the gate of its MLP is act(max(g − mean(g) − gate_cutoff std(g), 0)), with g = h Wgate of a token.
+    kept: x = f h before each sum, with the h of the mixer and of the MLP and these factors f of both. Such a layer has
+    norms before both and none after them.
     """
 
     rope: RopeSpec | None
@@ -296,6 +298,7 @@ class LayerSpec:
     values_are_keys: bool = False
     intermediate_size: int | None = None
     gate_cutoff: float | None = None
+    kept: tuple[float, float] | None = None
 
     @property
     def experts(self) -> MoeSpec | None:

@@ -224,6 +224,15 @@ MODELS = {
     "minimax-m2": transformers.MiniMaxM2Config(
         **SIZES, num_local_experts=6, num_experts_per_tok=2, head_dim=12, rope_parameters=HALF
     ),
+    "minimax": transformers.MiniMaxConfig(
+        **SIZES, num_local_experts=6, num_experts_per_tok=2, head_dim=12, block_size=5, rope_parameters=ROPE
+    ),
+    "minimax-factors": transformers.MiniMaxConfig(
+        **SIZES, num_local_experts=4, sliding_window=7, rms_norm_eps=0.01, full_attn_alpha_factor=1.5,
+        full_attn_beta_factor=0.7, linear_attn_alpha_factor=3, linear_attn_beta_factor=1.2, mlp_alpha_factor=2.5,
+        mlp_beta_factor=0.8, layer_types=["linear_attention", "full_attention", *["linear_attention"] * 2],
+        rope_parameters=LLAMA3,
+    ),
     "flex-olmo": transformers.FlexOlmoConfig(**SIZES, num_experts=6, num_experts_per_tok=2, rope_parameters=ROPE),
     "jais2": transformers.Jais2Config(**SIZES, head_dim=12, rope_parameters=ROPE),
     "llama-biases": transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, rope_parameters=ROPE),
@@ -746,11 +755,16 @@ SAME_ARITHMETIC = {
 }  # fmt: skip
 
 
+BUFFERS = ("_decay", "slope_rate")
+"""The ends of the names of tensors that follow from a configuration, which transformers computes again."""
+
+
 def record(config, folder, num_tokens, same):
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model.save_pretrained(folder)
     with safe_open(folder / "model.safetensors", "np") as file:
         shapes = {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+    shapes = {name: shape for name, shape in shapes.items() if not name.endswith(BUFFERS)}
     written = json.loads((folder / "config.json").read_text())
     own = same.shapes(shapes)
     write_model(folder, written, same.as_other(shapes, random_tensors(own)))

@@ -212,7 +212,8 @@ class RecurrentLayer:
         if self.is_delta:
             return rms_norm(y, self.norm.shape, self.norm, self.eps).flatten(1) * gate
         is_first = self.spec.normed == "first"
-        out = (y.flatten(1) if is_first else y.flatten(1) * gate).unflatten(1, (self.spec.num_key_heads, -1))
+        parts = 1 if self.spec.joint_norm else self.spec.num_key_heads
+        out = (y.flatten(1) if is_first else y.flatten(1) * gate).unflatten(1, (parts, -1))
         out = rms_norm(out, out.shape[2:], None, self.eps).flatten(1) * self.norm
         return out * gate if is_first else out
 

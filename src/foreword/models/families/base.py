@@ -205,9 +205,9 @@ class Family:
     other checkpoints; one end with {row} stands for those of vectors that are a row each. unused: beginnings of the
     names of tensors that are left out: of heads that are not run, and of what its reference leaves out. constants:
     weights that no file has, by their one number, or by a function of their shape; names of experts begin with
-    ``experts.``. optional: the same, of weights that some files have. norms_less_one: safetensors hold norm weights as
-    w − 1. interleaved: they hold q and k rows in interleaved rotary order; interleaved_key: the key of a config.json
-    that says whether they do.
+    ``experts.``. computed: the same, by canonical names, from a spec. optional: as constants, of weights that some
+    files have. norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q and k rows in
+    interleaved rotary order; interleaved_key: the key of a config.json that says whether they do.
     gguf: the architecture's name in GGUF files, if it has one; more_gguf: other names; shared_gguf: that of another
     family, which its GGUF files have if it has none. gguf_names: where its GGUF files differ from `GGUF_NAMES`.
     gguf_numbers: keys of their metadata with a number for each layer {i}, which is the tensor blk.{i}.KEY in
@@ -231,6 +231,7 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constants: Mapping[str, float | Callable[[tuple[int, ...]], F32]] = field(default_factory=dict)
+    computed: Callable[[DecoderSpec], Mapping[str, F32]] = lambda spec: {}
     optional: Mapping[str, float] = field(default_factory=dict)
     unused: tuple[str, ...] = ("score.",)
     norms_less_one: bool = False
