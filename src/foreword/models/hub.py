@@ -17,7 +17,7 @@ from foreword.installation import install
 from foreword.models import registry
 from foreword.models.gguf_names import mmproj_of, models_among, part_names, quant_of
 
-DIRECTORY = ("*.json", "*.safetensors", "*.jinja")
+DIRECTORY = ("*.json", "*.safetensors", "*.jinja", "tiktoken.model")
 SEARCH_TIMEOUT = 10.0
 """Seconds until a search gives up a hub that does not answer."""
 

@@ -55,9 +55,9 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: str | Path, *, lowercase: bool = False) -> Self:
-        """Read a tokenizer from tokenizer.json and, if present, tokenizer_config.json, generation_config.json,
-        config.json, chat_template.json and chat_template.jinja. Raise ModelError if a file is damaged or tokenizer.json
-        is missing. With ``lowercase``, texts are lower-cased first.
+        """Read a tokenizer from tokenizer.json, or without it from tiktoken.model (of Kimi), and, if present, from
+        tokenizer_config.json, generation_config.json, config.json, chat_template.json and chat_template.jinja. Raise
+        ModelError if a file is damaged or both are missing. With ``lowercase``, texts are lower-cased first.
         """
         return cls(read_from_directory(Path(path), lowercase=lowercase))
 

@@ -48,7 +48,7 @@ def configure(backend: tokenizers.Tokenizer, config: Config) -> tuple[str, ...]:
         config.get("model_max_length", float)
     if config.get("split_special_tokens", bool, False):
         raise config.error("split_special_tokens = True is not supported", "Encode texts with parse_special=False")
-    for token_id, token in _added_tokens(config):
+    for token_id, token in added_tokens(config):
         (backend.add_special_tokens if token.special else backend.add_tokens)([token])
         if backend.token_to_id(token.content) != token_id:
             reason = f"added_tokens_decoder gives {token.content!r:.80} the id {token_id}"
@@ -69,7 +69,7 @@ def configure(backend: tokenizers.Tokenizer, config: Config) -> tuple[str, ...]:
     return tuple(f"{config.path.name}: {name}" for name in sorted({*unread, *_contradicted(backend, config)}))
 
 
-def _added_tokens(config: Config) -> Iterator[tuple[int, AddedToken]]:
+def added_tokens(config: Config) -> Iterator[tuple[int, AddedToken]]:
     """Yield the tokens of added_tokens_decoder with their ids, in order."""
     given: Any = {} if config.value("added_tokens_decoder") is None else config.value("added_tokens_decoder")
     try:

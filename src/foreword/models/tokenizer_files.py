@@ -16,6 +16,7 @@ from foreword.models.text_bounds import check_growth
 from foreword.models.text_files import read_bytes, read_object
 from foreword.models.tokenizer_config import SPECIAL, configure
 from foreword.models.tokenizer_parts import TokenizerParts, panics_caught, turn_ends
+from foreword.models.tokenizer_ranks import RANKS_FILE, read_ranks
 
 _OF_TEMPLATES = ("bos_token", "eos_token", "unk_token", "pad_token")
 """Special tokens that are variables of chat templates."""
@@ -23,12 +24,16 @@ _OF_TEMPLATES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 def read_from_directory(folder: Path, *, lowercase: bool = False) -> TokenizerParts:
     """See `foreword.models.tokenizer.Tokenizer.from_directory`."""
-    backend = _read_backend(folder / "tokenizer.json")
+    config_path = folder / "tokenizer_config.json"
+    config = _read_optional(config_path)
+    ranks, has_file = folder / RANKS_FILE, (folder / "tokenizer.json").exists()
+    if ranks.exists() and not has_file:
+        backend = read_ranks(ranks, Config(config_path, config))
+    else:
+        backend = _read_backend(folder / "tokenizer.json")
     if lowercase:
         own = [] if backend.normalizer is None else [backend.normalizer]
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
-    config_path = folder / "tokenizer_config.json"
-    config = _read_optional(config_path)
     texts = {name: _token_text(config_path, name, config.get(name)) for name in SPECIAL}
     special = {name: text for name in _OF_TEMPLATES if (text := texts[name]) is not None}
     ids = {name: backend.token_to_id(text) for name, text in special.items()}
