@@ -67,7 +67,7 @@ struct Columns {
   // depend on the tokens at which it is done.
   FW_INLINE Scaled normalized(Scaled x) const {
     int exponent;
-    float scale = std::frexp(x.scale, &exponent);  // of [0.5, 1)
+    float scale = std::frexp(x.scale, &exponent);  // is in [0.5, 1)
     if (scale == 0.5f) scale = 1.f, --exponent;
     scale_matrix(x.matrix, std::ldexp(1.f, exponent), s.key_dim * kWidth, state);
     return {state, scale};

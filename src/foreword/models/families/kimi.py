@@ -13,14 +13,14 @@ from foreword.models.families.base import NEXT_TOKEN_HEADS, Family, decoder, lay
 from foreword.models.families.deepseek import (
     LATENT_KEYS,
     LATENT_NAMES,
-    latent_rows,
     fused_latent_in_gguf,
     latent,
+    latent_attention,
     latent_rope,
+    latent_rows,
     latent_sizes,
     routed_experts,
     routed_keys,
-    latent_attention,
     sparse_flags,
 )
 from foreword.models.families.states import STATE_NAMES_IN_GGUF, mixed_layers
