@@ -65,12 +65,15 @@ LISTS = {
     ("llama4_text", "no_rope_layers"): [[]],
     **{(name, "rope_scaling"): [] for name in ("gptj", "codegen", "cohere2_moe")},
     **{(name, "rope_parameters"): [] for name in _OWN_ROTARY},
+    **{("kimi_linear", key): [{}, {"x": 1}] for key in ("rope_scaling", "rope_parameters")},  # it rotates nothing
     "full_attn_idxs": [[]],
     "rope_scaling": [{}],
     "rope_parameters": [{}],
     "pruned_heads": [{}],
     "per_layer_config": [{}],
     "attn_config": [{}],
+    ("dbrx", "attn_config"): [],  # whose number of key/value heads would contradict the other one
+    "linear_attn_config": [{}],
     "ffn_config": [{}],
     "auto_map": [{}, {"x": 1}],
 }

@@ -74,6 +74,8 @@ def _decoder(
     differences: dict[str, Any],
 ) -> DecoderSpec:
     """Return a spec of layers of which those after the first dense ones have experts."""
+    if not config.prefix:
+        config.optional("num_key_value_heads", int)
     sparse = sparse_flags(config, config.count("first_k_dense_replace"))
     layers = mixed_layers(config, attends, None if all(attends) else recurrent, rotary)
     layers = tuple(replace(layer, moe=moe if has else None) for layer, has in zip(layers, sparse, strict=True))
