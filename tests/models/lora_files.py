@@ -13,7 +13,7 @@ from models.tiny import write_safetensors
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj")
 """The ends of the names of linear layers of attention and of a dense MLP, in most families."""
 NOT_CHANGED = (
-    r"_norm\.|embed|word_emb|\.wte|\.wpe|lm_head|^output\.|conv1d|\.conv\.conv|altup|laurel|(?<!shared_)experts\."
+    r"[qk]_norm\.|embed|word_emb|\.wte|\.wpe|lm_head|^output\.|conv1d|\.conv\.conv|altup|laurel|(?<!shared_)experts\."
     r"|block_sparse_moe\.(in|out)put_linear"
 )
 """Parts of the names of other matrices: of embeddings and logits, convolutions, several streams, and single experts."""

@@ -540,6 +540,11 @@ def _parts(name: str) -> tuple[str | None, str, str | None]:
     return layer, f"{experts}.{rest}" if experts else rest, e
 
 
+def has_source(name: str, names: Mapping[str, str | Rows]) -> bool:
+    """Return whether a file may hold a canonical weight. It may not hold those that `Family.computed` makes."""
+    return _parts(name)[1] in names
+
+
 def source_of(
     name: str, names: Mapping[str, str | Rows], parts_of_layer: int = 1
 ) -> tuple[str, Rows | None, int | None]:

@@ -164,6 +164,7 @@ class Layer(Generic[StepType]):
         self.scale = load(prefix + "layer_scale") if spec.layer_scales else None
         self._input: Callable[[Tensor], Tensor] = rounded if spec.rounds_inputs else lambda h: h
         self.late = None if layer.late_moe is None else Experts(prefix, spec, layer.late_moe, load)
+        self.products += [] if self.late is None else self.late.products
         self._rest = compiled(Layer._after_mixer) if compile and layer.experts is None else Layer._after_mixer
 
     def __call__(self, x: Tensor, h: Tensor, step: StepType) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from foreword.errors import ModelError
 from foreword.models.families.base import Rows
-from foreword.models.naming import reorder_rows, select_rows, source_of
+from foreword.models.naming import has_source, reorder_rows, select_rows, source_of
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec, weight_names
 from foreword.models.weights import Tensor, float_tensor
@@ -102,7 +102,7 @@ def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows], parts_of_laye
     """
     modules: dict[str, Module] = {}
     for name, shape in weight_names(spec):
-        if not _TARGET.fullmatch(name):
+        if not _TARGET.fullmatch(name) or not has_source(name, names):
             continue
         tensor, rows, _ = source_of(name, names, parts_of_layer)
         rows = rows or Rows(tensor, 0, shape[0])
