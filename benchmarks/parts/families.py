@@ -102,8 +102,9 @@ def step_bytes(spec: DecoderSpec, weights: Weights, weight_format: Files, shape:
         if layer.recurrent is not None:
             moved += shape.num_reqs * 2 * 4 * layer.recurrent.state_size
         elif layer.has_mixer:
-            num_kv_heads, head_dim, _ = spec.heads_of(layer)
-            moved += (2 if spec.mla else 4) * num_kv_heads * head_dim * shape.num_context_tokens
+            heads = spec.heads_of(layer)
+            size = heads.head_dim + (0 if spec.mla else heads.value_dim)
+            moved += 2 * heads.num_kv_heads * size * shape.num_context_tokens
     return moved
 
 
@@ -117,8 +118,8 @@ def operations(spec: DecoderSpec, shape: Shape) -> float:
             count += 2 * layer.recurrent.num_values * layer.recurrent.key_dim * shape.num_tokens
         elif layer.has_mixer:
             seen = sum(min(i + 1, layer.sliding_window or i + 1) for i in range(shape.num_new))
-            _, head_dim, num_heads = spec.heads_of(layer)
-            count += 2 * num_heads * head_dim * seen
+            heads = spec.heads_of(layer)
+            count += heads.num_heads * (heads.head_dim + heads.value_dim) * seen
     return count
 
 
