@@ -666,8 +666,8 @@ class CpuModel {
     layer.input_bias = biases(d, layer.qkv, {"q_a", "kv_a", ""});
     layer.o_bias = optional_vector(d, "o_bias", hidden);
     latent.kv_norm = vector(d, "kv_a_norm", l.kv_rank);
-    latent.k_b = of_heads(d, "k_b", l.kv_rank, l.nope_dim);
-    latent.v_b = of_heads(d, "v_b", l.value_dim, l.kv_rank);
+    latent.k_b = of_heads(d, "k_b", c.num_heads, l.kv_rank, l.nope_dim);
+    latent.v_b = of_heads(d, "v_b", c.num_heads, l.value_dim, l.kv_rank);
     layer.o = linear(d, "o", hidden, c.num_heads * l.value_dim);
   }
 
@@ -684,9 +684,9 @@ class CpuModel {
     return is_any ? model_.copy_vector(row.data(), l.stride) : nullptr;
   }
 
-  std::vector<Linear> of_heads(const nb::dict &d, const char *name, int rows, int cols) {
+  std::vector<Linear> of_heads(const nb::dict &d, const char *name, int count, int rows, int cols) {
     std::vector<int> ids;
-    if (!d.contains(name) || !nb::try_cast(d[name], ids) || int(ids.size()) != model_.config.num_heads) {
+    if (!d.contains(name) || !nb::try_cast(d[name], ids) || int(ids.size()) != count) {
       throw std::invalid_argument(std::string(name) + " is missing or not a list of a matrix for each head");
     }
     std::vector<Linear> heads;
@@ -704,7 +704,7 @@ class CpuModel {
     if (c.short_conv()) {
       layer.qkv = model_.make_linear({matrix(d, "v", values, hidden), matrix(d, "beta", values, hidden),
                                       matrix(d, "z", values, hidden)});
-    } else if (c.mamba1()) {
+    } else if (!c.has_keys()) {
       layer.qkv = model_.make_linear({matrix(d, "v", values, hidden), matrix(d, "z", values, hidden)});
     } else {
       std::vector<const PackedMatrix *> parts;
@@ -719,7 +719,7 @@ class CpuModel {
     // Rows that are a multiple of 4 KiB apart would share sets of the caches.
     if (layer.qkv.stride % 1024 == 0) layer.qkv.stride += kRowPadding;
     layer.input_bias = c.short_conv()    ? biases(d, layer.qkv, {"v_in", "beta_in", "z_in"})
-                       : c.mamba1()      ? biases(d, layer.qkv, {"v_in", "z_in"})
+                       : !c.has_keys()   ? biases(d, layer.qkv, {"v_in", "z_in"})
                        : c.gated_delta() ? nullptr
                                          : biases(d, layer.qkv, {"v_in", "k_in", "q_in", "z_in", "dt_in"});
     layer.o_bias = optional_vector(d, "o_bias", hidden);
@@ -730,6 +730,7 @@ class CpuModel {
     r.conv_bias = optional_vector(d, "conv_bias", c.channel_stride());
     if (c.short_conv()) return;
     if (c.mamba1()) return selective(d, r);
+    if (c.rg_lru()) return gated_linear(d, r);
     if (c.has_lows()) {
       r.gate = linear(d, "z", values, c.rank);
       r.step = linear(d, "dt", c.num_decays(), c.rank);
@@ -765,6 +766,14 @@ class CpuModel {
       throw std::invalid_argument("dt_norm, k_norm and q_norm: a layer has all of them, or none");
     }
     r.inner_eps = number(d, "inner_eps", 0.);
+  }
+
+  void gated_linear(const nb::dict &d, Recurrent &r) {
+    const RecurrentConfig &c = model_.recurrent;
+    r.gates = of_heads(d, "gates", c.num_values() / c.rank, 2 * c.rank, c.rank);
+    r.write_bias = vector(d, "write_bias", c.num_values());
+    r.forget_bias = vector(d, "forget_bias", c.num_values());
+    r.rate = vector(d, "rate", c.num_values());
   }
 
   // (gate, up, down, gate_bias, up_bias, down_bias); gate and biases: −1 for none. `inner`: outputs of up; 0: any

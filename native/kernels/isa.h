@@ -71,6 +71,7 @@ struct Isa {
   void (*convolve)(const Convolution &convolution);
   void (*scan_state)(const StateScan &scan);
   void (*scan_selective)(const SelectiveScan &scan);
+  void (*scan_gated)(const GatedScan &scan);
   // out = exp(−rates softplus(x)), with x = steps + bias; exp(least_log sigmoid(rates x)) if least_log is not 0. `size`
   // is a multiple of kRowPadding.
   void (*channel_decays)(const float *steps, const float *bias, const float *rates, float least_log, size_t size,

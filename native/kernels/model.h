@@ -107,14 +107,17 @@ struct Moe {
 // is_normed_first: norm(y) silu(z) of mamba2, in place of norm(y silu(z)). least_step: of dt. z_scale: of z.
 // write_scale: of the factor of what gated_delta writes. least_log: of its decays, see RecurrentSpec; 0: they have
 // none. sigmoid_gate: sigmoid(z) in place of silu(z). joint_norm: the norm of mamba2 is over all heads. norm_eps: of
-// norm. inner: the products dt_low, k and q of mamba1,
-// with norms of theirs or without. step, gate: the second products of dt and of z, if they have two.
+// norm. inner: the products dt_low, k and q of mamba1, with norms of theirs or without. step, gate: the second products
+// of dt and of z, if they have two. gates: of each block of rg_lru, the products of write and, behind them, of forget;
+// rate is 8 softplus(a) there.
 struct Recurrent {
   Vector conv = nullptr, conv_bias = nullptr, dt_bias = nullptr, rate = nullptr, skip = nullptr, norm = nullptr;
   bool is_normed_first = false;
   float least_step = 0.f, z_scale = 1.f, write_scale = 1.f, least_log = 0.f, norm_eps = 0.f;
   bool sigmoid_gate = false, joint_norm = false;
   Linear inner, step, gate;
+  std::vector<Linear> gates;
+  Vector write_bias = nullptr, forget_bias = nullptr;
   Vector inner_norms[3] = {};
   float inner_eps = 0.f;
 };

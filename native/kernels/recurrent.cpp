@@ -254,6 +254,14 @@ FW_INLINE void scan_channels(const SelectiveScan &s, int t, int channel, const f
   }
 }
 
+// 1 − e^−x for x >= 0: near 0 a series, since the difference would lose its bits.
+FW_INLINE F32 one_minus_exp(F32 x) {
+  constexpr float kTerms[] = {1.f / 5040.f, -1.f / 720.f, 1.f / 120.f, -1.f / 24.f, 1.f / 6.f, -1.f / 2.f, 1.f};
+  F32 p = set1(kTerms[0]);
+  FW_UNROLL for (int i = 1; i < 7; ++i) p = fma(p, x, set1(kTerms[i]));
+  return where_positive(sub(x, set1(0.5f)), sub(set1(1.f), exp_f32(sub(set1(0.f), x))), mul(p, x));
+}
+
 }  // namespace
 
 void convolve(const Convolution &c) {
@@ -339,6 +347,28 @@ void scan_selective(const SelectiveScan &s) {
         t += kScanTokens;
       } else {
         run(t++, first, before, std::integral_constant<int, 1>{});
+      }
+    }
+  }
+}
+
+// A few groups at a time, whose states stay in the cache over all tokens.
+void scan_gated(const GatedScan &s) {
+  constexpr int kChannels = 8 * kChannelGroup;
+  constexpr float kLog2E = 1.44269504088896341f;
+  for (int first = s.begin; first < s.end; first += kChannels) {
+    const float *before = s.before;
+    for (int t = 0; t < s.num_tokens; ++t, before = s.state) {
+      const size_t row = size_t(t) * s.gate_stride;
+      for (int i = first; i < smaller(first + kChannels, s.end); i += kLanes) {
+        const F32 write = sigmoid(add(load(s.write + row + i), load(s.write_bias + i)));
+        const F32 forget = sigmoid(add(load(s.forget + row + i), load(s.forget_bias + i)));
+        const F32 rate = mul(load(s.rate + i), forget);
+        F32 added = mul(write, load(s.x + size_t(t) * s.stride + i));
+        if (!s.is_first || t > 0) added = mul(sqrt_f32(one_minus_exp(add(rate, rate))), added);
+        const F32 value = fma(decay_f32(mul(rate, set1(-kLog2E))), load(before + i), added);
+        store(s.state + i, value);
+        store(s.out + size_t(t) * s.out_stride + i, value);
       }
     }
   }

@@ -8,21 +8,23 @@
 
 namespace foreword::kernels {
 
-enum class RecurrentKind : int { mamba2, gated_delta, short_conv, mamba1 };
+enum class RecurrentKind : int { mamba2, gated_delta, short_conv, mamba1, rg_lru };
 
 constexpr size_t kScaleFloats = 16;  // the scale of a head's state, and unused floats
 constexpr int kChannelGroup = 16;    // adjacent channels of mamba1, whose states are beside each other
 
 // The sizes of the recurrent layers of a model; num_heads = 0: it has none.
 //
-//   a row of projections   v k q z dt (mamba2), q k v z dt beta (gated_delta), v beta z (short_conv) or v z (mamba1),
-//                          each from a multiple of kRowPadding on; q, k and v are the channels of the convolution. z
-//                          and dt of gated_delta with a rank: z_low and dt_low
+//   a row of projections   v k q z dt (mamba2), q k v z dt beta (gated_delta), v beta z (short_conv) or v z (mamba1 and
+//                          rg_lru), each from a multiple of kRowPadding on; q, k and v are the channels of the
+//                          convolution. z and dt of gated_delta with a rank: z_low and dt_low
 //   a state                S [num_heads][head_floats()], then the last conv_kernel − 1 rows of channels; of a head,
 //                          S = c X: first c, from kScaleFloats on the columns of kScanVectors vectors of X
 //                          [key_dim][columns], one after the other, then of the rest those of each vector. Of mamba1,
-//                          from kScaleFloats on, S [channels / kChannelGroup][key_dim][kChannelGroup]
-// rank: the outputs of the first product of time steps of mamba1; of gated_delta, those of z_low and of dt_low, or 0.
+//                          from kScaleFloats on, S [channels / kChannelGroup][key_dim][kChannelGroup]; of rg_lru,
+//                          from there on, S [channels]
+// rank: the outputs of the first product of time steps of mamba1; of gated_delta, those of z_low and of dt_low, or 0;
+// the channels of a block of rg_lru.
 struct RecurrentConfig {
   RecurrentKind kind;
   int num_heads, num_key_heads, key_dim, value_dim, conv_kernel;
@@ -34,11 +36,13 @@ struct RecurrentConfig {
   bool gated_delta() const { return kind == RecurrentKind::gated_delta; }
   bool short_conv() const { return kind == RecurrentKind::short_conv; }
   bool mamba1() const { return kind == RecurrentKind::mamba1; }
+  bool rg_lru() const { return kind == RecurrentKind::rg_lru; }
+  bool has_keys() const { return !mamba1() && !rg_lru(); }  // whether channels are keys and queries, too
   bool has_lows() const { return gated_delta() && rank > 0; }
   int num_keys() const { return num_key_heads * key_dim; }
   int num_values() const { return num_heads * value_dim; }
   int num_decays() const { return num_heads * (channel_decays ? key_dim : 1); }
-  int channel_stride() const { return (mamba1() ? 0 : 2 * padded_row(num_keys())) + padded_row(num_values()); }
+  int channel_stride() const { return (has_keys() ? 2 * padded_row(num_keys()) : 0) + padded_row(num_values()); }
   int padded_value_dim() const { return (value_dim + 15) / 16 * 16; }
   size_t head_floats() const { return kScaleFloats + product(size_t(key_dim), size_t(padded_value_dim())); }
   size_t matrix_floats() const { return product(head_floats(), size_t(num_heads)); }
@@ -83,6 +87,21 @@ struct SelectiveScan {
   const float *k, *q;          // [key_dim], rows key_stride apart
   float *out;                  // rows out_stride apart
   size_t stride, step_stride, key_stride, out_stride;
+};
+
+// The recurrence of rg_lru over consecutive tokens of one request in the channels [begin, end), whole groups of
+// kChannelGroup: with w and f = sigmoid(write + write_bias) and sigmoid(forget + forget_bias), out = S = exp(−rate f) S
+// + sqrt(1 − exp(−2 rate f)) w x. Arrays are addressed from channel 0.
+struct GatedScan {
+  int num_tokens, begin, end;
+  bool is_first;               // the first token is the first one of its request: its S is w x
+  const float *rate, *write_bias, *forget_bias;
+  const float *before;         // S before the first token
+  float *state;                // S after the last one; may be `before`
+  const float *x;              // from the first token on; rows `stride` apart
+  const float *write, *forget;  // rows gate_stride apart
+  float *out;                  // rows out_stride apart
+  size_t stride, gate_stride, out_stride;
 };
 
 }  // namespace foreword::kernels

@@ -111,6 +111,8 @@ SCALES = (0.8, 1.4, 0.5, 0.35, 1.2)
 CONV = RecurrentSpec("short_conv", 1, 1, 0, 96, conv_kernel=3)
 MAMBA1 = RecurrentSpec("mamba1", 1, 1, 10, 84, conv_kernel=4, conv_bias=True, rank=5)
 NORMED_MAMBA1 = replace(MAMBA1, key_dim=18, value_dim=100, rank=20, inner_eps=1e-3, in_bias=True, o_bias=True)
+LRU = RecurrentSpec("rg_lru", 1, 1, 1, 84, conv_kernel=4, conv_bias=True, rank=28, in_bias=True, o_bias=True)
+WIDE_LRU = replace(LRU, value_dim=144, rank=48, conv_kernel=3)
 TILED = RecurrentSpec("gated_delta", 6, 2, 10, 12, conv_kernel=2, tiled=True)
 DELTA = RecurrentSpec("gated_delta", 4, 2, 16, 32, conv_kernel=3)
 BY_CHANNEL = RecurrentSpec("gated_delta", 3, 3, 18, 20, conv_kernel=4, rank=20, channel_decays=True, sigmoid_gate=True)
@@ -174,6 +176,12 @@ SPECS: dict[str, DecoderSpec] = {
             LayerSpec(rope(16)),
             LayerSpec(None, recurrent=MAMBA1),
         )
+    ),
+    "rg_lru": tiny_spec(
+        layers=(LayerSpec(None, recurrent=LRU), LayerSpec(rope(8)), LayerSpec(None, recurrent=LRU)), mlp_bias=True
+    ),
+    "lru_alone": tiny_spec(
+        layers=(LayerSpec(None, recurrent=WIDE_LRU, has_mlp=False), LayerSpec(None, recurrent=WIDE_LRU))
     ),
     "states_alone": tiny_spec(layers=(LayerSpec(None, recurrent=NORMED_MAMBA1, has_mlp=False),) * 3),
     "gated_delta": tiny_spec(
@@ -721,6 +729,8 @@ class Reference:
             return out_of(mixed * into("z"))
         if r.kind == "mamba1":  # x, z, delta, B, C of the paper on Mamba (arXiv 2312.00752), channel by channel
             return out_of(self._selective(p, r, into("v"), conv, of_conv) * _silu(into("z")))
+        if r.kind == "rg_lru":  # the paper on Griffin (arXiv 2402.19427), channel by channel
+            return out_of(self._gated_linear(p, r, into("v"), conv, of_conv) * _gelu_tanh(into("z")))
         by = dict(zip("vkqzd", r.scales or (1,) * 5, strict=True))
         u = np.concatenate([into(name) * by[name] for name in ("vkq" if mamba else "qkv")], 1)
         mixed = np.zeros_like(u)
@@ -782,6 +792,21 @@ class Reference:
                 y[t, channel] = state @ c[t]
         return y + self._w(p + "skip") * x
 
+    def _gated_linear(self, p: str, r: RecurrentSpec, u: Floats, conv: Floats, of_conv: Floats) -> Floats:
+        padded = np.concatenate([np.zeros((r.conv_kernel - 1, u.shape[1])), u])
+        x = np.asarray(sum((conv[:, i] * padded[i : i + len(u)] for i in range(r.conv_kernel)), of_conv))
+        write, forget, lam, y = self._w(p + "write"), self._w(p + "forget"), self._w(p + "a"), np.zeros_like(x)
+        for channel in range(r.value_dim):
+            first, state = channel // r.rank * r.rank, 0.0
+            block = x[:, first : first + r.rank]
+            i_t = 1 / (1 + np.exp(-(block @ write[channel] + self._w(p + "write_bias")[channel])))
+            r_t = 1 / (1 + np.exp(-(block @ forget[channel] + self._w(p + "forget_bias")[channel])))
+            a = (1 / (1 + np.exp(lam[channel]))) ** (8 * r_t)  # as the paper, with a = sigmoid(−lam)
+            for t in range(len(x)):
+                state = i_t[t] * x[t, channel] * (np.sqrt(1 - a[t] ** 2) if t else 1) + (a[t] * state if t else 0)
+                y[t, channel] = state
+        return y
+
     def _mlp(self, p: str, h: Floats, cutoff: float | None = None) -> Floats:
         spec = self.spec
         up = h @ self._w(p + "up").T + (self._w(p + "up_bias") if spec.mlp_bias else 0)
@@ -814,7 +839,7 @@ class Reference:
             return _silu(g)
         if self.spec.activation == "relu2":
             return np.where(g > 0, g * g, 0)
-        return 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+        return _gelu_tanh(g)
 
     def _moe(self, p: str, moe: MoeSpec, h: Floats, x: Floats) -> Floats:
         routed, inputs = h, h @ self._w(p + "latent_in").T if moe.latent_size else h
@@ -873,6 +898,10 @@ def _like(y: Floats, x: Floats) -> Floats:
 
 def _norm(x: Floats, weight: Floats, eps: float) -> Floats:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+
+
+def _gelu_tanh(x: Floats) -> Floats:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def _silu(x: Floats) -> Floats:

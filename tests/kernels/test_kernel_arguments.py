@@ -207,6 +207,10 @@ def test_sizes_of_models_and_pools():
     for wrong in ({"rank": 3}, {"num_heads": 1, "num_key_heads": 1}):  # a state of mamba1 has a rank, and one head
         with pytest.raises(ValueError, match=r"num_heads of mamba1|rank"):
             _native.kv_bytes(**sizes, recurrent=recurrent | {"kind": 3, **wrong})
+    lru = {"kind": 4, "num_heads": 1, "num_key_heads": 1, "key_dim": 1, "value_dim": 12, "rank": 4}
+    for wrong in ({"key_dim": 2}, {"value_dim": 10}, {"rank": 0}, {"num_heads": 2}):  # blocks of `rank` values
+        with pytest.raises(ValueError, match=r"rg_lru|rank"):
+            _native.kv_bytes(**sizes, recurrent=recurrent | lru | wrong)
     for wrong in ((0, "", 1), (1, "", 0), (1, "", -1), (1025, "", 1), (1, "mmx", 1)):
         with pytest.raises(ValueError, match=r"num_threads|megabytes|mmx"):
             _native.roofline(*wrong)

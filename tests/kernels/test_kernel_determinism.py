@@ -114,7 +114,11 @@ def test_threads_do_not_change_a_bit(weight_format, kv_format, num_threads):
 @pytest.mark.one_in(15)
 @every_isa
 @pytest.mark.parametrize(
-    "name", ["mamba2", "mamba1", "gated_delta", "moe", "chunks", "beside", "latent_experts", "latent", "late_experts"]
+    "name",
+    [
+        *("mamba2", "mamba1", "rg_lru", "gated_delta", "moe", "chunks", "beside", "latent_experts", "latent"),
+        "late_experts",
+    ],
 )
 def test_chunks_and_threads_do_not_change_a_bit_of_other_layers(name, isa):
     spec = SPECS[name]
@@ -156,6 +160,7 @@ def test_long_chunks_do_not_change_a_bit_of_experts(weight_format, num_threads):
         "gemma",
         "mamba2",
         "mamba1",
+        "rg_lru",
         "gated_delta",
         "chunks",
         "beside",

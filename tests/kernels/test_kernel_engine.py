@@ -34,6 +34,7 @@ def executor(spec, weights, *, num_threads, formats):
         ("qkv_bias", 2, ("auto", "int8")),
         ("mamba2", 3, ("auto", "bf16")),
         ("mamba1", 3, ("int8", "bf16")),
+        ("rg_lru", 3, ("q4", "bf16")),
         ("gated_delta", 2, ("q4", "int8")),
     ],
 )

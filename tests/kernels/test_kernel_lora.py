@@ -33,7 +33,7 @@ def logits_of_merged_weights(name: str, rank: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "name",
     [
-        *("llama", "odd_sizes", "qkv_bias", "gemma", "moe", "mamba2", "mamba1", "gated_delta", "short_conv"),
+        *("llama", "odd_sizes", "qkv_bias", "gemma", "moe", "mamba2", "mamba1", "rg_lru", "gated_delta", "short_conv"),
         *("scaled_state_biases", "latent", "latent_of_one_product", "latent_experts", "own_inputs"),
     ],
 )

@@ -17,7 +17,7 @@ from foreword.models.weights import float_tensor
 from models.running import EXECUTORS
 
 HYBRIDS = (
-    *("mamba2", "gated_delta", "short_conv", "single_parts", "mamba1", "states_alone"),
+    *("mamba2", "gated_delta", "short_conv", "single_parts", "mamba1", "states_alone", "rg_lru", "lru_alone"),
     *("channel_decays", "bounded_decays", "kept_inputs"),
 )
 BLOCK_SIZE, NUM_BLOCKS, NUM_STATES = 16, 400, 40
@@ -53,11 +53,11 @@ def test_chunks_of_any_size_give_the_logits_of_the_loop_over_tokens(kind, name, 
         assert relative_error(logits, WANT[name][end - 1]) < fp32_error(SPECS[name])
 
 
-@pytest.mark.parametrize("name", ["mamba2", "gated_delta", "mamba1", "channel_decays", "bounded_decays"])
+@pytest.mark.parametrize("name", ["mamba2", "gated_delta", "mamba1", "channel_decays", "bounded_decays", "rg_lru"])
 def test_heads_that_forget_nothing_or_all_at_once_are_those_of_the_loop_with_equal_bits_in_any_chunks(name):
     """The native executor multiplies a state by its decays only when their product is small."""
     spec, weights = SPECS[name], dict(WEIGHTS[name])
-    for key in [key for key in weights if key.endswith("a_log")]:
+    for key in [key for key in weights if key.endswith(("a_log", "state.a"))]:
         size = weights[key].dequantize().size
         weights[key] = float_tensor(np.linspace(-9, 6, size, dtype=np.float32).reshape(weights[key].shape))
     want, found = Reference(spec, weights).logits(TOKENS), {}

@@ -40,6 +40,7 @@ def random_spec(random: Random) -> DecoderSpec:
                 sigmoid_gate=True,
             ),
             RecurrentSpec("short_conv", 1, 1, 0, 96, conv_kernel=kernel),
+            RecurrentSpec("rg_lru", 1, 1, 1, 3 * sizes[3], conv_kernel=kernel, conv_bias=True, rank=sizes[3]),
             RecurrentSpec(
                 "mamba1", 1, 1, *sizes[2:], conv_kernel=kernel, rank=3, inner_eps=random.choice([None, 1e-3])
             ),

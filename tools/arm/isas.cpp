@@ -265,6 +265,38 @@ std::vector<float> selective_scans(const Isa &isa) {
   return all;
 }
 
+// The recurrence of rg_lru over the first tokens of a request, and over further ones.
+std::vector<float> gated_scans(const Isa &isa) {
+  constexpr int kChannels = 2 * kChannelGroup;
+  std::vector<float> all;
+  for (const int tokens : {1, 7}) {
+    const size_t values = size_t(tokens) * kChannels;
+    const std::vector<float> x = random_numbers(values), write = random_numbers(values), forget = random_numbers(values);
+    const std::vector<float> bias = random_numbers(kChannels);
+    std::vector<float> rate = random_numbers(kChannels), state = random_numbers(kChannels), out(values);
+    for (float &one : rate) one = std::exp(one);
+    isa.scan_gated({.num_tokens = tokens,
+                    .begin = 0,
+                    .end = kChannels,
+                    .is_first = tokens == 7,
+                    .rate = rate.data(),
+                    .write_bias = bias.data(),
+                    .forget_bias = bias.data(),
+                    .before = state.data(),
+                    .state = state.data(),
+                    .x = x.data(),
+                    .write = write.data(),
+                    .forget = forget.data(),
+                    .out = out.data(),
+                    .stride = kChannels,
+                    .gate_stride = kChannels,
+                    .out_stride = kChannels});
+    all.insert(all.end(), out.begin(), out.end());
+    all.insert(all.end(), state.begin(), state.end());
+  }
+  return all;
+}
+
 // The activation of positive numbers, of negative ones and of 0.
 std::vector<float> xielus(const Isa &isa) {
   const float numbers[] = {0.8f, 0.7f, 0.5f, -1e-6f};
@@ -305,7 +337,8 @@ int main() {
       different += !(d < 1e-5);
       std::printf("%-12s convolution%s  %.1e\n", isa.name, silu ? ", silu" : "", d);
     }
-    for (const auto &[name, of] : {std::pair{"selective scan", selective_scans}, std::pair{"xIELU", xielus}}) {
+    for (const auto &[name, of] : {std::pair{"selective scan", selective_scans}, std::pair{"gated scan", gated_scans},
+                                   std::pair{"xIELU", xielus}}) {
       const double d = difference(of(isa), of(scalar));
       different += !(d < 1e-5);
       std::printf("%-12s %s  %.1e\n", isa.name, name, d);

@@ -1,8 +1,9 @@
 // The products of latent attention, around attention over one head: queries times Wk_b before it, outputs times Wv_b
-// after it. The tokens of a block are multiplied by the matrix of a head by one thread, which reads what it prepares.
+// after it.
 #pragma once
 
 #include "kernels/forward/embedding_stage.h"
+#include "kernels/forward/head_products.h"
 
 namespace foreword::kernels {
 
@@ -20,12 +21,6 @@ class LatentStage {
   const FloatRows &expand(int thread, const Layer &layer, const FloatRows &out);
 
  private:
-  // The memory of a thread: the prepared inputs of a block, and a row with padding.
-  struct Inputs {
-    std::vector<ActivationBuffer> prepared;  // [threads]
-    FloatRows padded;                        // [threads, cols]
-    KindSet kinds{};                         // those that the matrices take
-  };
   // Parts of rows, [T, heads, …]: from `offset` of a head on.
   struct HeadRows {
     const FloatRows &rows;
@@ -35,7 +30,7 @@ class LatentStage {
   };
   // to = `factor` times the product of `from` and the matrix of the head. `rotated`: the layer, if the parts before
   // `from` are rotated to those before `to`, times `factor`; else null.
-  void multiply(int thread, const std::vector<Linear> &heads, const Inputs &inputs, HeadRows from, HeadRows to,
+  void multiply(int thread, const std::vector<Linear> &heads, const HeadProducts &products, HeadRows from, HeadRows to,
                 float factor, const Layer *rotated);
 
   PassContext &ctx_;
@@ -46,7 +41,7 @@ class LatentStage {
   ProductInput q_input_;
   FloatRows q_normed_;     // [threads, q_rank]
   FloatRows queries_;      // [T, heads, query_dim], of the second product of q
-  Inputs nope_, latents_;  // the inputs of Wk_b and Wv_b
+  HeadProducts nope_, latents_;  // with Wk_b and Wv_b
   FloatRows values_;       // [T, heads, value_dim]
 };
 

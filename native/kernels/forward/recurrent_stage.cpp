@@ -10,7 +10,7 @@ namespace {
 // The parts of a row of projections after the channels.
 constexpr int kGatePart = 3, kTimePart = 4, kWritePart = 5;
 constexpr int kShortWritePart = 1, kShortGatePart = 2;  // the parts of short_conv
-constexpr int kSelectiveGatePart = 1;                   // the gate of mamba1
+constexpr int kSelectiveGatePart = 1;                   // the gate of mamba1 and of rg_lru
 constexpr float kUnitEps = 1e-6f;
 
 float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
@@ -31,15 +31,20 @@ RecurrentStage::RecurrentStage(PassContext &context)
       unit_(config_.key_dim),
       inner_(config_.mamba1() ? padded_row(config_.rank) + 2 * padded_row(config_.key_dim) : config_.num_values()),
       steps_(config_.mamba1() ? config_.num_values() : config_.num_decays()),
-      low_(config_.rank) {
+      low_(config_.rank),
+      gates_(config_.rg_lru() ? 2 * channels_ : 0),
+      gate_products_(config_.rg_lru() ? config_.rank : 0) {
   if (config_.num_heads == 0) return;
+  std::vector<const std::vector<Linear> *> gates;
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.recurrent) continue;
+    gates.push_back(&layer.recurrent->gates);
     layer.o.add_kinds(kinds_);
     layer.recurrent->inner.add_kinds(inner_kinds_);
     layer.recurrent->gate.add_kinds(inner_kinds_);
     layer.recurrent->step.add_kinds(step_kinds_);
   }
+  if (config_.rg_lru()) gate_products_.add(gates, ctx_.pool.size());
   low_.reserve(ctx_.pool.size());
   unit_.reserve(2);
   const float length = std::sqrt(float(config_.key_dim));
@@ -52,6 +57,10 @@ void RecurrentStage::reserve() {
   const int num_tokens = ctx_.input.num_tokens;
   for (FloatRows *rows : {&projected_, &decay_, &write_, &out_}) rows->reserve(num_tokens);
   o_input_.reserve(num_tokens, config_.num_values(), ctx_.with_loras(kinds_), ctx_.pool.size());
+  if (config_.rg_lru()) {
+    gates_.reserve(num_tokens);
+    gate_products_.reserve(ctx_);
+  }
   if (!config_.mamba1() && !config_.has_lows()) return;
   inner_.reserve(num_tokens);
   steps_.reserve(num_tokens);
@@ -73,6 +82,8 @@ void RecurrentStage::run(int thread, const Layer &layer) {
     mix_channels(thread, layer);
   } else if (config_.mamba1()) {
     mix_selectively(thread, layer);
+  } else if (config_.rg_lru()) {
+    mix_gated(thread, layer);
   } else {
     mix_tokens(thread, layer);
   }
@@ -167,6 +178,32 @@ void RecurrentStage::mix_selectively(int thread, const Layer &layer) {
   scan_selective(thread, layer);
 }
 
+// out_ of rg_lru.
+void RecurrentStage::mix_gated(int thread, const Layer &layer) {
+  convolve(thread, layer);
+  ctx_.pool.barrier();
+  const int rank = config_.rank;
+  gate_products_.run(
+      ctx_, thread, layer.recurrent->gates, [&](int t, int block) { return projected_.row(t) + block * rank; },
+      [&](const HeadProducts::Outputs &o) {
+        float *write = gates_.row(o.token) + o.head * rank, *forget = write + channels_;
+        const int end = std::min(o.outputs.end, rank), begin = std::max(o.outputs.begin, rank);
+        std::copy(o.out, o.out + std::max(0, end - o.outputs.begin), write + o.outputs.begin);
+        if (begin < o.outputs.end) {
+          std::copy_n(o.out + begin - o.outputs.begin, o.outputs.end - begin, forget + begin - rank);
+        }
+      });
+  ctx_.pool.barrier();
+  ctx_.clock.finish(thread, Stage::rope);
+  scan_gated(thread, layer);
+  ctx_.pool.barrier();
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) {
+    const float *gate = projection(layer, kSelectiveGatePart, t);
+    ctx_.isa.gate_mul(Gate::gelu_tanh, gate, out_.row(t), size_t(out_.stride()), out_.row(t));
+  }
+}
+
 RecurrentStage::Run RecurrentStage::run_of(const Layer &layer, int req, int index) const {
   const ForwardInput &in = ctx_.input;
   const int32_t *blocks = in.groups[size_t(layer.group)].blocks_of(in.idx_mapping[req]);
@@ -200,7 +237,7 @@ void RecurrentStage::convolve(int thread, const Layer &layer) {
                          .kernel = config_.conv_kernel,
                          .begin = begin,
                          .end = end,
-                         .silu = !config_.short_conv()});
+                         .silu = !config_.short_conv() && !config_.rg_lru()});
     }
   }
 }
@@ -303,6 +340,37 @@ void RecurrentStage::scan_selective(int thread, const Layer &layer) {
                                .step_stride = size_t(steps_.stride()),
                                .key_stride = size_t(inner_.stride()),
                                .out_stride = size_t(out_.stride())});
+    }
+  }
+}
+
+// This thread's share of the channels of all requests.
+void RecurrentStage::scan_gated(int thread, const Layer &layer) {
+  const ForwardInput &in = ctx_.input;
+  const Recurrent &r = *layer.recurrent;
+  const Share share = share_of(config_.padded_value_dim() / kChannelGroup, thread, ctx_.pool.size());
+  const int begin = share.begin * kChannelGroup, end = share.end * kChannelGroup;
+  for (int b = 0; b < in.num_reqs; ++b) {
+    const bool is_new = in.num_computed(b) == 0;
+    for (int index = 0; index < num_runs(b); ++index) {
+      const Run run = run_of(layer, b, index);
+      if (index == 0 && is_new) std::fill(run.before + kScaleFloats + begin, run.before + kScaleFloats + end, 0.f);
+      ctx_.isa.scan_gated({.num_tokens = run.num_tokens,
+                           .begin = begin,
+                           .end = end,
+                           .is_first = index == 0 && is_new,
+                           .rate = r.rate,
+                           .write_bias = r.write_bias,
+                           .forget_bias = r.forget_bias,
+                           .before = run.before + kScaleFloats,
+                           .state = run.after + kScaleFloats,
+                           .x = projected_.row(run.first),
+                           .write = gates_.row(run.first),
+                           .forget = gates_.row(run.first) + channels_,
+                           .out = out_.row(run.first),
+                           .stride = size_t(projected_.stride()),
+                           .gate_stride = size_t(gates_.stride()),
+                           .out_stride = size_t(out_.stride())});
     }
   }
 }

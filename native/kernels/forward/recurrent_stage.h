@@ -2,7 +2,7 @@
 // projection.
 #pragma once
 
-#include "kernels/forward/context.h"
+#include "kernels/forward/head_products.h"
 
 namespace foreword::kernels {
 
@@ -30,11 +30,13 @@ class RecurrentStage {
   void mix_tokens(int thread, const Layer &layer);
   void mix_channels(int thread, const Layer &layer);
   void mix_selectively(int thread, const Layer &layer);
+  void mix_gated(int thread, const Layer &layer);
   void convolve(int thread, const Layer &layer);
   void multiply_lows(int thread, const Layer &layer);
   void prepare_tokens(int thread, const Layer &layer);
   void scan(int thread, const Layer &layer);
   void scan_selective(int thread, const Layer &layer);
+  void scan_gated(int thread, const Layer &layer);
   void apply_gate(int thread, const Layer &layer);
 
   PassContext &ctx_;
@@ -48,6 +50,8 @@ class RecurrentStage {
   FloatRows inner_;                   // [T, dt_low k q] of mamba1, [T, num_values] of gated_delta: second products of z
   FloatRows steps_;                   // [T, num_values] of mamba1, [T, num_decays]: second products of dt
   FloatRows low_;                     // [num_threads, rank], a normed dt_low
+  FloatRows gates_;                   // [T, 2 · padded channels], the products of write and of forget of rg_lru
+  HeadProducts gate_products_;
   KindSet kinds_{}, inner_kinds_{}, step_kinds_{};  // the kinds of the inputs below
   ProductInput o_input_, inner_input_, step_input_;
 };

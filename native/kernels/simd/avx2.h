@@ -23,6 +23,7 @@ FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) { return fma(a, b, acc); }
 FW_INLINE F32 max_f32(F32 a, F32 b) { return _mm256_max_ps(a, b); }
 FW_INLINE F32 min_f32(F32 a, F32 b) { return _mm256_min_ps(a, b); }
 FW_INLINE F32 abs_f32(F32 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), a); }
+FW_INLINE F32 sqrt_f32(F32 a) { return _mm256_sqrt_ps(a); }
 FW_INLINE F32 round_f32(F32 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 FW_INLINE F32 times_pow2(F32 a, F32 bits) {
   const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(bits), 23);

@@ -21,6 +21,7 @@ FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
 FW_INLINE F32 max_f32(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 FW_INLINE F32 min_f32(F32 a, F32 b) { return _mm512_min_ps(a, b); }
 FW_INLINE F32 abs_f32(F32 a) { return _mm512_abs_ps(a); }
+FW_INLINE F32 sqrt_f32(F32 a) { return _mm512_sqrt_ps(a); }
 FW_INLINE F32 round_f32(F32 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 FW_INLINE F32 times_pow2(F32 a, F32 bits) {
   const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(bits), 23);

@@ -24,6 +24,7 @@ FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) { return fma(a, b, acc); }
 FW_INLINE F32 max_f32(F32 a, F32 b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 FW_INLINE F32 min_f32(F32 a, F32 b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 FW_INLINE F32 abs_f32(F32 a) { return vabsq_f32(a); }
+FW_INLINE F32 sqrt_f32(F32 a) { return vsqrtq_f32(a); }
 FW_INLINE F32 round_f32(F32 a) { return vrndnq_f32(a); }
 FW_INLINE F32 times_pow2(F32 a, F32 bits) {
   return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a), vshlq_n_s32(vreinterpretq_s32_f32(bits), 23)));

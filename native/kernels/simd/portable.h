@@ -29,6 +29,7 @@ FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) { return fma(a, b, acc); }
 FW_INLINE F32 max_f32(F32 a, F32 b) { return a > b ? a : b; }
 FW_INLINE F32 min_f32(F32 a, F32 b) { return a < b ? a : b; }
 FW_INLINE F32 abs_f32(F32 a) { return a < 0 ? -a : a; }
+FW_INLINE F32 sqrt_f32(F32 a) { return F32{std::sqrt(a[0]), std::sqrt(a[1]), std::sqrt(a[2]), std::sqrt(a[3])}; }
 // To nearest even, for |a| < 2^22.
 FW_INLINE F32 round_f32(F32 a) { return (a + set1(kWhole)) - set1(kWhole); }
 FW_INLINE I32 to_i32(F32 a) { return __builtin_convertvector(a, I32); }

@@ -238,6 +238,8 @@ FW_INLINE F32 exp_f32(F32 x) {
   return times_pow2(exp2_fraction<5>(fma(x, log2e, sub(set1(0.f), from_bits(n)))), n);
 }
 
+FW_INLINE F32 sigmoid(F32 x) { return div(set1(1.f), add(set1(1.f), exp_f32(sub(set1(0.f), x)))); }
+
 // tanh(x) = 1 - 2 / (e^2x + 1)
 FW_INLINE F32 tanh_f32(F32 x) {
   const F32 e = exp_f32(mul(set1(2.f), min_f32(max_f32(x, set1(-15.f)), set1(15.f))));

@@ -30,7 +30,7 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     Per token: four vectors of hidden_size (the residual, a branch, the input of a product, an output); queries, keys
     and values before and after rotation, outputs of attention and their copy for the next product; of each expert of
     the token, or of the one MLP, two vectors of its intermediate_size; of a recurrent layer, four of its channels, of
-    mamba1 six.
+    mamba1 and rg_lru six.
     With latent attention (`MlaSpec`) each head has its query, the latent query, which its output replaces, and two of
     its values.
     Inputs that layers have of their own are there for all layers at once. Streams are vectors of hidden_size, and so
@@ -46,7 +46,7 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     widest = attention + 2 * spec.intermediate_size
     for layer in spec.layers:
         own = layer.recurrent
-        channels = 0 if own is None else (6 if own.kind == "mamba1" else 4) * own.num_channels
+        channels = 0 if own is None else (6 if own.kind in ("mamba1", "rg_lru") else 4) * own.num_channels
         mlp = 2 * spec.intermediate_size
         if (moe := layer.experts) is not None:
             of_expert = 2 * (moe.intermediate_size + spec.hidden_size)

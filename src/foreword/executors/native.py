@@ -17,7 +17,7 @@ from foreword.arrays import F32, I64, AnyArray
 from foreword.batch import InputBatch, InputBuffers, lora_mapping
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
-from foreword.executors.functions import xielu_numbers
+from foreword.executors.functions import softplus, xielu_numbers
 from foreword.executors.host import TransferPagedExecutor
 from foreword.executors.inputs import check_whole, last_seen
 from foreword.executors.key_scales import key_scales
@@ -33,7 +33,7 @@ from foreword.models.digests import native_digest
 from foreword.models.lora import LoraAdapter, LoraPair
 from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
-from foreword.models.recurrent import RECURRENT_KINDS, RecurrentSpec
+from foreword.models.recurrent import GATES, RECURRENT_KINDS, RecurrentSpec
 from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec, projections
 from foreword.models.weights import Tensor, Weights
 from foreword.native import native
@@ -104,7 +104,8 @@ def weight_bytes(spec: DecoderSpec, name: str, tensor: Tensor, weight_format: We
     """Return the bytes of one weight as it is packed, or of a vector in float32."""
     head = "embed" if spec.tie_embeddings else "lm_head"
     target = packed_format(tensor.quant, weight_format, keep_precise=name == head)
-    if spec.mla is not None and name.endswith((".k_b", ".v_b")):
+    is_of_heads = spec.mla is not None and name.endswith((".k_b", ".v_b"))
+    if is_of_heads or (".state." in name and name.endswith(GATES)):
         target = _target_of_heads(target)
     return round(prod(tensor.shape) * (_BYTES[target] if len(tensor.shape) > 1 else 4))
 
@@ -626,23 +627,44 @@ class _Packer:
 
         return self.parts.scaled(name, scale, (moe.num_choices, size))
 
-    def _recurrent(self, prefix: str, spec: RecurrentSpec) -> dict[str, float]:
+    def _recurrent(self, prefix: str, spec: RecurrentSpec) -> dict[str, Any]:
         """Return the native form of a recurrent layer, whose rates and factors of the state come from matrices in
         float32.
         """
-        packed: dict[str, float] = {"least_step": spec.least_step, "z_scale": spec.scale_of("z")}
+        packed: dict[str, Any] = {"least_step": spec.least_step, "z_scale": spec.scale_of("z")}
         packed["inner_eps"] = spec.inner_eps or 0.0
         packed["is_normed_first"] = spec.normed == "first"
         packed |= {"write_scale": spec.write_scale, "least_log": spec.least_log or 0.0}
         packed |= {"sigmoid_gate": spec.sigmoid_gate, "joint_norm": spec.joint_norm}
         packed["norm_eps"] = self.spec.norm_eps if spec.norm_eps is None else spec.norm_eps
+        if spec.kind == "rg_lru":
+            packed["gates"] = self._gates(prefix, spec)
         for name, shape in spec.weight_names(self.spec.hidden_size):
+            if name in GATES:
+                continue
             if len(shape) == 2 and name not in ("conv", "a_log"):
                 packed[name] = self._of_rates(prefix + name, name, shape, spec)
             else:
-                own = "rate" if name == "a_log" else name
+                own = "rate" if name in ("a_log", "a") else name
                 packed[own] = self.parts.vector(prefix + own, partial(self._of_state, prefix, name, spec))
         return packed
+
+    def _gates(self, prefix: str, spec: RecurrentSpec) -> list[int]:
+        """Pack the products of the gates of rg_lru, those of a block in one matrix, like the heads of `_latent`."""
+        names = [prefix + name for name in GATES]
+        targets = {packed_format(self.weights[name].quant, self.weight_format) for name in names}
+        target = _target_of_heads(targets.pop() if len(targets) == 1 else "f32")
+
+        @cache
+        def of_blocks() -> F32:
+            parts = [self.weights[name].dequantize().reshape(-1, spec.rank, spec.rank) for name in names]
+            return np.concatenate(parts, axis=1)
+
+        shape = 2 * spec.rank, spec.rank
+        return [
+            self.parts.computed(f"{prefix}gates.{block}", partial(_matrix_of, of_blocks, block), shape, target)
+            for block in range(spec.num_blocks)
+        ]
 
     def _of_rates(self, name: str, part: str, shape: tuple[int, ...], spec: RecurrentSpec) -> int:
         """Pack a matrix of a state. Matrices of rates are float32, times their scale; larger ones, of mamba1 and of
@@ -665,6 +687,8 @@ class _Packer:
             case "a_log":
                 rates = np.asarray(np.exp(values))
                 return _by_group(rates) if spec.kind == "mamba1" else rates.repeat(spec.num_decays // spec.num_heads)
+            case "a":
+                return np.float32(8) * softplus(values)
             case "conv":
                 scales = [np.full(size, spec.scale_of(part), np.float32) for part, size in spec.parts]
                 return _by_part(values.T * np.concatenate(scales), spec)

@@ -8,8 +8,8 @@ import numpy as np
 
 from foreword.arrays import F32
 from foreword.batch import InputBatch, state_indices
-from foreword.executors.functions import rms_norm, sigmoid, silu, softplus
-from foreword.models.recurrent import INNER_NORMS, RecurrentSpec, in_bias_of
+from foreword.executors.functions import gelu_tanh, rms_norm, sigmoid, silu, softplus
+from foreword.models.recurrent import GATES, INNER_NORMS, RecurrentSpec, in_bias_of
 
 StateRun = tuple[slice, int, int]
 """Consecutive tokens of a request after which its state is kept, the entry of the states that it is read from, −1 for a
@@ -38,6 +38,8 @@ def recurrent_layer(
         return _short_conv(h, weight, product, spec, states, runs)
     if spec.kind == "mamba1":
         return _selective(h, weight, product, spec, states, runs)
+    if spec.kind == "rg_lru":
+        return _gated_linear(h, weight, product, spec, states, runs)
     inputs = {
         name: _input(h, name, spec, weight, product) * np.float32(spec.scale_of(name))
         for name in ("q", "k", "v", "z", "dt")
@@ -149,6 +151,34 @@ def _selective(
             y[tokens][t] = q[t] @ matrix
         y[tokens] += weight("skip") * v
     return _output(y * silu(z), spec, weight, product)
+
+
+def _gated_linear(
+    h: F32, weight: Callable[[str], F32], product: Product, spec: RecurrentSpec, states: F32, runs: Sequence[StateRun]
+) -> F32:
+    """See `recurrent_layer`."""
+    u, z = (_input(h, name, spec, weight, product) for name in ("v", "z"))  # [T, channels]
+    y, rate = np.empty_like(u), np.float32(8) * softplus(weight("a"))
+    matrices = [weight(name).reshape(spec.num_blocks, spec.rank, spec.rank) for name in GATES]
+    for (_, before, _), (tokens, state) in zip(runs, _with_states(runs, states[:, : spec.state_size]), strict=True):
+        last, past = state[: spec.num_values], state[spec.num_values :].reshape(-1, spec.num_channels)
+        known = np.concatenate([past, u[tokens]])
+        past[:] = known[len(known) - len(past) :]
+        v = _weighted(known, spec, weight)
+        blocks = v.reshape(len(v), spec.num_blocks, spec.rank)
+        write, forget = (
+            sigmoid(np.einsum("tbi,boi->tbo", blocks, matrix).reshape(v.shape) + weight(f"{name}_bias"))
+            for name, matrix in zip(GATES, matrices, strict=True)
+        )
+        log_a = -rate * forget
+        scale = np.sqrt(-np.expm1(2 * log_a))
+        if before < 0:
+            scale[:1] = 1
+        decay, new = np.exp(log_a), scale * write * v
+        for t in range(len(v)):
+            last[:] = decay[t] * last + new[t]
+            y[tokens][t] = last
+    return _output(y * gelu_tanh(z), spec, weight, product)
 
 
 def _weighted(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:

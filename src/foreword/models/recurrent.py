@@ -3,7 +3,7 @@
 One layer with h = norm(x, attn_norm) [T, hidden]. Value head j uses key head j // (num_heads / num_key_heads),
 or with ``tiled`` j mod num_key_heads:
 
-    u = h Wu + bu               the channels v, k, q of mamba2; q, k, v of gated_delta; v of mamba1
+    u = h Wu + bu               the channels v, k, q of mamba2; q, k, v of gated_delta; v of mamba1 and of rg_lru
     u_t = silu(Σ_i conv[:, i] u_{t − conv_kernel + 1 + i} + conv_bias)       per channel; u is 0 before the first token
     z, dt = h Wz + bz, softplus(h Wdt + bdt + dt_bias);   decay = exp(−exp(a_log) dt)   dt, decay: one per head
     z, dt = h Wz_low Wz, softplus(h Wdt_low Wdt + dt_bias)                    where gated_delta has a rank
@@ -20,6 +20,10 @@ or with ``tiled`` j mod num_key_heads:
     mamba1:       r, k, q = v Wdt_low, v Wk, v Wq;   r, k, q = norm(r, dt_norm), norm(k, k_norm), norm(q, q_norm)
                   dt = softplus(r Wdt + dt_bias)     one per value; the norms if inner_eps, which is their eps
                   S_t = exp(−exp(a_logᵀ) dt) S_{t−1} + k (dt v)ᵀ;   y = (Sᵀ q + skip v) silu(z)
+    rg_lru:       u_t = Σ_i conv[:, i] u_{t − conv_kernel + 1 + i} + conv_bias      without silu
+                  write, forget = sigmoid(v Wwrite + write_bias), sigmoid(v Wforget + forget_bias)   blocks: see below
+                  log_a = −8 softplus(a) forget;   S_t = exp(log_a) S_{t−1} + sqrt(1 − exp(2 log_a)) write v
+                  S_0 = write v of the first token;   y = S gelu_tanh(z)
     short_conv:   u = (h Wbeta + bbeta) (h Wv + bv);   y = (Σ_i conv[:, i] u_{t − conv_kernel + 1 + i} + conv_bias) z
 
     x += y Wo + bo
@@ -31,7 +35,8 @@ With scales, the products h W + b of v, k, q, z and dt (mamba2) are multiplied b
 
 The state is S [key_dim, value_dim] of each head and the last conv_kernel − 1 inputs u of the convolution, in float32.
 short_conv has no S: its key_dim is 0, and it has one head. mamba1 has one head, too; a_log is [value_dim, key_dim], so
-that each number of S decays by itself.
+that each number of S decays by itself. rg_lru has one head, whose key_dim is 1; Wwrite and Wforget are [value_dim,
+rank]: the outputs of each block of ``rank`` adjacent ones read the values of this block alone.
 """
 
 from __future__ import annotations
@@ -40,13 +45,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-RecurrentKind = Literal["mamba2", "gated_delta", "short_conv", "mamba1"]
+RecurrentKind = Literal["mamba2", "gated_delta", "short_conv", "mamba1", "rg_lru"]
 Normed = Literal["last", "first", "never"]
 """The place where the outputs of mamba2 are normed: after the gate, before it, or not at all."""
 Scales = tuple[float, float, float, float, float]
 """Factors of the inputs v, k, q, z and dt of mamba2."""
 INNER_NORMS = ("dt_norm", "k_norm", "q_norm")
 """The norms of the products of v of mamba1, in the order of these."""
+GATES = ("write", "forget")
+"""The gates of rg_lru."""
 RECURRENT_KINDS: tuple[RecurrentKind, ...] = get_args(RecurrentKind)
 
 
@@ -55,9 +62,9 @@ class RecurrentSpec:
     """A recurrent layer's kind and sizes; the module docstring gives the arithmetic. In the literature of Mamba 2,
     q is C, k is B and v is x; num_key_heads is its number of groups and key_dim the size of its state.
 
-    rank: the size of r of mamba1; of gated_delta, that of h Wz_low and of h Wdt_low, 0 if it has neither. inner_eps:
-    see there; None: it has no inner norms. norm_eps: that of ``norm``; None: that of the model. least_log: below zero;
-    None: decays have no bound.
+    rank: the size of r of mamba1; of gated_delta, that of h Wz_low and of h Wdt_low, 0 if it has neither; of rg_lru,
+    that of a block. inner_eps: see there; None: it has no inner norms. norm_eps: that of ``norm``; None: that of the
+    model. least_log: below zero; None: decays have no bound.
     """
 
     kind: RecurrentKind
@@ -90,7 +97,7 @@ class RecurrentSpec:
     def parts(self) -> tuple[tuple[str, int], ...]:
         """The channels of the convolution in their order: (q, k or v; number of channels)."""
         keys = self.num_key_heads * self.key_dim
-        if self.kind in ("short_conv", "mamba1"):
+        if self.kind in ("short_conv", "mamba1", "rg_lru"):
             return (("v", self.num_values),)
         sizes = (("q", keys), ("k", keys), ("v", self.num_values))
         return sizes if self.kind == "gated_delta" else sizes[::-1]
@@ -109,6 +116,11 @@ class RecurrentSpec:
     def num_channels(self) -> int:
         """The number of channels of the convolution."""
         return sum(size for _, size in self.parts)
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks of the gates of rg_lru."""
+        return self.num_values // self.rank
 
     @property
     def norm_size(self) -> int:
@@ -137,6 +149,11 @@ class RecurrentSpec:
             yield "conv_bias", (self.num_channels,)
         if self.kind == "mamba1":
             yield from self._selective_names()
+        elif self.kind == "rg_lru":
+            for name in GATES:
+                yield name, (self.num_values, self.rank)
+                yield f"{name}_bias", (self.num_values,)
+            yield "a", (self.num_values,)
         elif self.kind != "short_conv":
             yield "dt_bias", (self.num_decays,)
             yield "a_log", (self.num_heads,)

@@ -10,11 +10,11 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm, silu, softplus
+from torch.nn.functional import gelu, rms_norm, silu, softplus
 
 from foreword.executors.torch.step import PagedStep, RecurrentStep
 from foreword.executors.torch.weights import Linear, Loader
-from foreword.models.recurrent import INNER_NORMS, RecurrentSpec, in_bias_of
+from foreword.models.recurrent import GATES, INNER_NORMS, RecurrentSpec, in_bias_of
 from foreword.models.spec import DecoderSpec
 
 
@@ -43,6 +43,11 @@ class RecurrentLayer:
             return
         if own.kind == "mamba1":
             self._load_selective(prefix, load)
+            return
+        if own.kind == "rg_lru":
+            self.gates = [load(prefix + name, torch.float32).unflatten(0, (own.num_blocks, -1)) for name in GATES]
+            self.gate_biases = [load(f"{prefix}{name}_bias", torch.float32) for name in GATES]
+            self.rate = 8 * softplus(load(prefix + "a", torch.float32))
             return
         rates = [*(["dt"] if self.has_small_rates else []), *(["beta"] if self.is_delta else [])]
         self.rates = load.linear(prefix, rates, dtype=torch.float32)
@@ -78,6 +83,8 @@ class RecurrentLayer:
             return self._short(h, u * rest, z, inputs, step)
         if own.kind == "mamba1":
             return self._selective(h, u, z, inputs, step)
+        if own.kind == "rg_lru":
+            return self._gated_linear(h, u, z, inputs, step)
         if self.last:
             lows = zip(self.last, (z, rest), strict=True)
             z, rest = (product(second, low.to(h.dtype), inputs).float() for second, low in lows)
@@ -157,6 +164,31 @@ class RecurrentLayer:
         states[written, size:] = known[kept].flatten(1)
         out = torch.empty_like(h)
         out[step.tokens] = product(self.output, ((y + self.skip * v) * silu(z)).to(h.dtype), inputs)
+        return out
+
+    def _gated_linear(self, h: Tensor, u: Tensor, z: Tensor, inputs: PagedStep, step: RecurrentStep) -> Tensor:
+        """Return the output of rg_lru [T, hidden] for its channels u and its gate z."""
+        own, states, size = self.spec, step.states[self.index], self.spec.num_values
+        state = states[step.read[self.group]].masked_fill(step.is_new[:, None], 0)
+        values, known = state[:, :size].clone(), torch.cat((state[:, size:].reshape(-1, own.num_channels), u))
+        window, kept = step.convolution(own.conv_kernel)
+        v = self._weighted(known, window)
+        blocks = v.unflatten(1, (own.num_blocks, own.rank))
+        products = (torch.einsum("tbi,boi->tbo", blocks, matrix).flatten(1) for matrix in self.gates)
+        write, forget = ((x + bias).sigmoid() for x, bias in zip(products, self.gate_biases, strict=True))
+        log_a, first = -self.rate * forget, step.begins[1]
+        scale = torch.sqrt(-torch.expm1(2 * log_a))
+        scale[:first].masked_fill_(step.is_new[:first, None], 1)
+        decay, y, drafted = torch.exp(log_a), scale * write * v, []
+        for t, (start, end) in enumerate(pairwise(step.begins)):
+            y[start:end] = values[: end - start].mul_(decay[start:end]).add_(y[start:end])
+            if t in step.before_drafts:
+                drafted.append(values[step.before_drafts[t]])
+        written = step.written[self.group]
+        states[written, :size] = torch.cat((values, *drafted))
+        states[written, size:] = known[kept].flatten(1)
+        out = torch.empty_like(h)
+        out[step.tokens] = product(self.output, (y * gelu(z, approximate="tanh")).to(h.dtype), inputs)
         return out
 
     def _convolve(self, known: Tensor, window: Tensor) -> Tensor:
