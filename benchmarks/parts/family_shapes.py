@@ -102,6 +102,7 @@ SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Mamba": ("mamba", _STATES),
     "Falcon Mamba": ("falcon_mamba", _STATES),
     "Jamba": ("jamba", {"num_experts": 1}),
+    "RecurrentGemma": ("recurrent_gemma", {"intermediate_size": 4096}),
     "Qwen3-Next": ("qwen3_next", {**_ROPE, **_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 512}),
     "Qwen3.5": ("qwen3_5_text", {**_ROPE, **_DELTA}),
     "Qwen3.5 MoE": ("qwen3_5_moe_text", {**_ROPE, **_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 512}),

@@ -181,7 +181,10 @@ def variants(model_type):
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
     if model_type in PER_LAYER_TYPE:
         yarn = {"full_attention": yarn, "sliding_attention": yarn}
-    is_fixed = model_type in ("phi3", "phimoe") or ALL[model_type].keys.get("rope_parameters", Key("")).values
+    is_fixed = (
+        model_type in ("phi3", "phimoe", "recurrent_gemma")
+        or ALL[model_type].keys.get("rope_parameters", Key("")).values
+    )
     yarns = [] if is_fixed else [base(model_type) | {"rope_parameters": yarn}]
     for values in (base(model_type), *yarns, *tiny):
         yield Config(PATH, values)

@@ -25,7 +25,9 @@ CHOICES: Mapping[str, Sequence[object]] = {
     ),
     **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), (6, 10, 16)),
     "qk_rope_head_dim": (4, 8, 12),
-    **dict.fromkeys(("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"), (2, 3, 4)),
+    **dict.fromkeys(
+        ("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel", "conv1d_width"), (2, 3, 4)
+    ),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), (6, 8, 12)),
     **dict.fromkeys(("mamba_d_state", "ssm_state_size"), (4, 8, 18)),
     **dict.fromkeys(("moe_num_shared_experts", "n_shared_experts", "num_shared_experts"), (1, 2, 3)),
@@ -33,7 +35,7 @@ CHOICES: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "moe_num_experts"), (3, 4, 5, 8)),
     **dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), (0, 1, 2)),
     **dict.fromkeys(("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"), (1, 2)),
-    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (1.5, 30.0)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap"), (1.5, 30.0)),
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"), (1.0, 0.4, 2.5)),
     "attention_multiplier": (0.1, 0.5),
     "query_pre_attn_scalar": (7, 30),
@@ -156,6 +158,9 @@ def _groups_of_experts(found: Config, pick: Callable[[Sequence[Any]], Any]) -> N
 
 
 def _states(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
+    if "lru_width" in found:
+        found["lru_width"] = found["num_attention_heads"] * pick((4, 8, 12))
+        found["block_types"] = pick((1, 2, 3)) * ["recurrent"] + pick((1, 2)) * ["attention"]
     if "linear_num_key_heads" in found:
         found["linear_num_key_heads"] = keys = pick((1, 2, 3))
         found["linear_num_value_heads"] = keys * pick((1, 2))
@@ -203,7 +208,7 @@ def _layers(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
 
 def _rotary(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
     old, rule = found.get("rope_parameters"), {"rope_theta": pick((100.0, 1e4)), **pick(ROTARY)}
-    if not old or old.get("rope_type") == "longrope" or found["model_type"] == "phimoe":
+    if not old or old.get("rope_type") == "longrope" or found["model_type"] in ("phimoe", "recurrent_gemma"):
         return
     if "full_attention" in old:
         own = old["full_attention"] | pick(({"rope_theta": rule["rope_theta"]}, rule))

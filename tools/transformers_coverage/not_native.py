@@ -16,8 +16,7 @@ _REASONS: Mapping[str, str] = {
     "sparse attention: an indexer chooses the keys that a query sees": """
         axk2 deepseek_v32 deepseek_v4 dots3_note dots3_note_text glm_moe_dsa hy_v4 minimax_m3_vl_text qwen4_exp
         qwen4_exp_text""",
-    "layers whose state is not that of Mamba, of Mamba 2, of the gated delta rule or of a short convolution": """
-        recurrent_gemma rwkv xlstm zamba""",
+    "layers whose state is of another kind": "rwkv xlstm zamba",
     "convolutions inside attention": "inkling2_text inkling_text zaya",
     "one attention layer, whose weights several places of the model share": "zamba2",
     "runs behind an encoder of images or sounds": """

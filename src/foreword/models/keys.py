@@ -91,13 +91,14 @@ _REASONS: Mapping[str, str] = {
     "for training alone": """
         activation_dropout attention_dropout attention_probs_dropout_prob attn_pdrop aux_loss_alpha
         classifier_dropout dropout emb_pdrop embd_pdrop embed_dropout embedding_dropout embedding_fraction
-        embedding_initializer_range gradient_checkpointing hidden_dropout hidden_dropout_prob init_device
-        init_std initializer_cutoff_factor initializer_range input_jitter_noise layerdrop linear_a_log_max
+        embedding_initializer_range final_w_init_variance_scale gradient_checkpointing hidden_dropout
+        hidden_dropout_prob init_device init_std initializer_cutoff_factor initializer_range input_jitter_noise
+        layerdrop linear_a_log_max
         linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min mamba_dt_init_floor mamba_dt_max
         mlp_dropout moe_jitter_eps moe_loss_weight mtp_loss_scaling_factor output_dropout output_router_logits
         rescale_prenorm_residual resid_dropout resid_pdrop residual_dropout router_aux_loss_coef
         router_jitter_noise seq_aux sparse_pred_ignore_index sparse_prediction time_step_floor
-        time_step_init_scheme time_step_max time_step_min time_step_scale z_loss_coefficient""",
+        time_step_init_scheme time_step_max time_step_min time_step_scale w_init_variance_scale z_loss_coefficient""",
     "how another implementation computes the same numbers": """
         _attn_implementation _attn_implementation_autoset attention_softmax_in_fp32 attn_implementation
         cache_implementation chunk_size chunk_size_feed_forward deterministic_flash_attn dtype

@@ -206,10 +206,10 @@ def _split_experts(tensors: Mapping[str, Tensor], end: str, spec: DecoderSpec, *
 
 def _with_outputs_first(tensors: Mapping[str, Tensor], ends: tuple[str, ...], num_inputs: int) -> Mapping[str, Tensor]:
     """Return the tensors with those whose names have these ends as [out, in]: see `Family.transposed`. Files by MLX
-    have them so already, which the first one of floats tells, because its inputs are as many as its outputs in none.
+    have matrices so already, which the first one of floats tells: its inputs are as many as its outputs in none.
     """
-    floats = (tensor for name, tensor in tensors.items() if name.endswith(ends[0]) and tensor.quant.block_size == 1)
-    first = next(floats, None)
+    own = (tensor for name, tensor in tensors.items() if name.endswith(ends[0]))
+    first = next((tensor for tensor in own if tensor.quant.block_size == 1 and len(tensor.shape) == 2), None)
     if first is not None and first.shape[0] != num_inputs:
         return tensors
     return {name: _turned(own) if name.endswith(ends) else own for name, own in tensors.items()}
@@ -571,7 +571,14 @@ def _of_expert(tensor: Tensor, expert: int, *, transposed: bool) -> Tensor:
 
 
 def _turned(matrix: Tensor) -> Tensor:
-    """Return a matrix as [out, in]: one of floats is [in, out] in its file, a quantised one is [out, in] already."""
+    """Return a matrix as [out, in]: one of floats is [in, out] in its file, a quantised one is [out, in] already. Of a
+    stack of matrices of floats, return each so, those of all one below the other.
+    """
+    if len(matrix.shape) == 3 and matrix.quant.block_size == 1:
+        count, inputs, outputs = matrix.shape
+        values = matrix.data.reshape(count, inputs, outputs, -1).swapaxes(1, 2)
+        rows = count * outputs
+        return Tensor(np.ascontiguousarray(values).reshape(rows, -1), matrix.quant, (rows, inputs))
     if matrix.quant.block_size > 1 or not isinstance(matrix.stored, FileRows):
         return matrix
     shape = matrix.shape[::-1]

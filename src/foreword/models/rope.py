@@ -296,6 +296,13 @@ def rope_parameters(config: Config, layer_type: str = "") -> dict[str, Any]:
     return made
 
 
+def check_type(config: Config, *types: str) -> None:
+    """Raise ModelError unless the rotary parameters of all layers are of one of these types."""
+    kind = rope_parameters(config).get("rope_type", "default")
+    if kind not in types:
+        raise config.error(f"rope_type {kind!r:.80} is not supported", f"Use a model with {' or '.join(types)}")
+
+
 def check_bases(config: Config, layer_types: Collection[str]) -> None:
     """Raise ModelError if ``rope_parameters`` lacks the base of a type of layers, where each type has its own."""
     found = _mapping(config, "rope_parameters")

@@ -376,6 +376,14 @@ MODELS = {
         **SIZES, **{**JAMBA, "mamba_dt_rank": "auto", "mamba_conv_bias": False}, num_experts=1, attn_layer_period=4,
         attn_layer_offset=2, tie_word_embeddings=True, head_dim=12, rms_norm_eps=0.01,
     ),
+    "recurrent-gemma": transformers.RecurrentGemmaConfig(
+        **SIZES, lru_width=48, block_types=["recurrent", "attention"], attention_window_size=7, conv1d_width=3,
+        logits_soft_cap=5.0,
+    ),
+    "recurrent-gemma-plain": transformers.RecurrentGemmaConfig(
+        **{**SIZES, "num_key_value_heads": None, "intermediate_size": 51}, head_dim=12, attention_window_size=100,
+        tie_word_embeddings=False, rms_norm_eps=0.01, rope_parameters=ROPE,
+    ),
     "nemotron-h-latent": transformers.NemotronHConfig(
         **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"}, head_dim=10, mamba_num_heads=4,
         mamba_head_dim=12, n_groups=2, ssm_state_size=10, conv_kernel=3, chunk_size=8,
@@ -620,6 +628,7 @@ BIASES = {
     "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",), "olmo-hybrid": ("attention_bias",),
     "mamba2": ("use_bias",), "mamba": ("use_bias",), "falcon-mamba": ("use_bias",), "jamba": ("mamba_proj_bias",),
     "laguna": ("attention_bias",), "axk1": ("attention_bias",), "kimi-linear": ("attention_bias",),
+    "recurrent-gemma": ("attention_bias",),
 }  # fmt: skip
 """The biases of further models, which are otherwise those of these names."""
 

@@ -213,6 +213,7 @@ class Family:
     gguf_numbers: keys of their metadata with a number for each layer {i}, which is the tensor blk.{i}.KEY in
     ``gguf_names``. gguf_joined: as joined, of their tensors. gguf_interleaved: they hold q and k rows in interleaved
     rotary order. gguf_tiled: they hold value heads of states in the order of `RecurrentSpec.tiled`.
+    transposed: ends of the names of safetensors of floats that are [in, out], or a stack of such matrices.
     transposed_experts: safetensors with all experts of a layer in one tensor of floats hold each as [in, out]; None:
     some do, which their shapes say. experts_in_rows: the ends of the names of tensors that have the matrices of all
     experts one below the other; those of an expert e are read by names with experts.{e} in place of experts.mlp and

@@ -8,7 +8,7 @@ from foreword.models.config import Config
 from foreword.models.families.base import DECODER, NO_ROTATION, SIZES, Family
 from foreword.models.families.mamba import MAMBA, fused_mamba, mamba2, time_step_rank
 from foreword.models.families.mamba1 import MAMBA1, MAMBA1_NAMES_IN_GGUF, fused_mamba1, mamba1, mamba1_names
-from foreword.models.families.states import STATE_NAMES_IN_GGUF, check_state, state_names
+from foreword.models.families.states import ANY_LENGTH, STATE_NAMES_IN_GGUF, check_state, state_names
 from foreword.models.keys import Key, of_gguf, only, only_in_gguf, table
 from foreword.models.recurrent import INNER_NORMS, RecurrentSpec
 from foreword.models.spec import DecoderSpec, LayerSpec
@@ -51,8 +51,6 @@ def _states(config: Config, architecture: str, recurrent: RecurrentSpec) -> Deco
     )
 
 
-_LENGTH = 1 << 20
-"""The largest number of tokens of a request, which such models do not have; converters to GGUF write this one."""
 _IN_NO_FILE = ("feed_forward_length", *(f"attention.{name}" for name in ("head_count", "head_count_kv")))
 _KEYS = (
     *(key for key in DECODER if key.values or key.name == "pooling_type"),
@@ -60,7 +58,7 @@ _KEYS = (
     *(only_in_gguf(name, 0) for name in _IN_NO_FILE),
     *(only_in_gguf(f"attention.{name}", None) for name in ("key_length", "value_length")),
     *NO_ROTATION,
-    Key("max_position_embeddings", _LENGTH, gguf="context_length", gguf_default=_LENGTH),
+    Key("max_position_embeddings", ANY_LENGTH, gguf="context_length", gguf_default=ANY_LENGTH),
     Key("rms_norm_eps", 1e-5, gguf="attention.layer_norm_rms_epsilon", gguf_default=1e-5, own="layer_norm_epsilon"),
     Key("tie_word_embeddings", False),
     only("hidden_act", "silu", "swish"),

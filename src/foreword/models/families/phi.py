@@ -25,7 +25,7 @@ from foreword.models.families.base import (
 )
 from foreword.models.families.gpt import rows_by_head
 from foreword.models.keys import Key, only, table
-from foreword.models.rope import PARTIAL_ROTARY, rope_parameters
+from foreword.models.rope import PARTIAL_ROTARY, check_type
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, QKLayerNorm, RopeSpec
 
 
@@ -77,9 +77,8 @@ def phimoe(config: Config) -> DecoderSpec:
 
 def _rope(config: Config) -> RopeSpec:
     """Return the rotary embedding of all layers. In a config.json, its only scaling is longrope."""
-    kind = rope_parameters(config).get("rope_type", "default")
-    if not config.prefix and kind not in ("default", "longrope"):
-        raise config.error(f"rope_type {kind!r:.80} is not supported", "Use a model with default or longrope")
+    if not config.prefix:
+        check_type(config, "default", "longrope")
     return rope(config)
 
 

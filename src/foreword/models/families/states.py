@@ -65,6 +65,8 @@ def state_names(module: str, model: str = "model") -> dict[str, str]:
     }
 
 
+ANY_LENGTH = 1 << 20
+"""The largest number of tokens of a request, which models of states do not have; converters to GGUF write this one."""
 STATE_NAMES_IN_GGUF = {
     "in_proj": "blk.{i}.ssm_in.weight",
     "state.conv": "blk.{i}.ssm_conv1d.weight",
