@@ -158,7 +158,7 @@ class CpuModel {
     check_unfinished();
     const ModelConfig &c = model_.config;
     Layer layer;
-    layer.attn_norm = norm(d, "attn_norm");
+    if (!d.contains("aside")) layer.attn_norm = norm(d, "attn_norm");
     layer.mlp_norm = norm(d, "mlp_norm");
     layer.post_attn_norm = norm(d, "post_attn_norm");
     layer.post_mlp_norm = norm(d, "post_mlp_norm");
@@ -168,12 +168,19 @@ class CpuModel {
     keep_input(d, "kept_by_mlp", layer.mlp_norm, layer.post_mlp_norm);
     per_layer(d, layer);
     if (model_.streams.num_streams > 1) streams(d, layer);
+    const Layer *before = model_.layers.empty() ? nullptr : &model_.layers.back();
+    layer.follows_aside = before && before->is_aside();
+    if (layer.follows_aside && (!d.contains("group") || flag(d, "beside") || d.contains("aside"))) {
+      throw std::invalid_argument("aside: a layer with a mixer follows, which has an input of its own");
+    }
+    if (d.contains("aside")) aside(d, layer);
     nb::dict moe_ids;
     if (d.contains("moe") && nb::try_cast(d["moe"], moe_ids)) {
       layer.moe = moe(moe_ids);
     } else if (d.contains("mlp")) {
       layer.mlp = std::make_unique<Mlp>(mlp(d, "mlp"));
       if (d.contains("gate_cutoff")) cut(*layer.mlp, number(d, "gate_cutoff"));
+      if (d.contains("mlp_low")) add_low_rank(d, *layer.mlp);
       layer.mlp->inner_norm = optional_vector(d, "inner_mlp_norm", layer.mlp->down.cols);
       layer.mlp->xielu = optional_vector(d, "xielu", 4);
       if (layer.mlp->xielu && !layer.mlp->gate.parts.empty()) {
@@ -240,8 +247,8 @@ class CpuModel {
               int logits_bias, int embed_norm, int embed_norm_bias, int head, int head_norm, int head_norm_bias) {
     check_unfinished();
     const ModelConfig &c = model_.config;
-    if (!model_.embedding.data || model_.layers.empty()) {
-      throw std::invalid_argument("finish() needs an embedding and a layer");
+    if (!model_.embedding.data || model_.layers.empty() || model_.layers.back().is_aside()) {
+      throw std::invalid_argument("finish() needs an embedding and a layer, and the last one is not aside");
     }
     if (const PerLayerConfig &own = model_.per_layer; own.size) {
       const int64_t count = own.embedding.cols / own.size;
@@ -585,6 +592,52 @@ class CpuModel {
 
   // Without k, the layer reads the keys and values that another one writes to its group and slot; without v alone, its
   // values are its keys before norm and rotation.
+  // A layer whose output the next one reads: its products and norms but those of attention and of the MLP.
+  void aside(const nb::dict &d, Layer &layer) {
+    const int hidden = model_.config.hidden_size;
+    layer.attn_norm = {vector(d, "attn_norm", 2 * hidden)};
+    layer.post_attn_norm.is_aside = layer.post_mlp_norm.is_aside = true;
+    layer.aside = linear(d, "aside", hidden, hidden);
+    if (!layer.mlp_norm || layer.post_attn_norm || layer.post_mlp_norm || model_.config.layer_norm ||
+        !d.contains("mlp") || d.contains("moe") || !d.contains("group") || d.contains("recurrent") ||
+        model_.config.latent.kv_rank || flag(d, "beside") || flag(d, "parallel_mlp")) {
+      throw std::invalid_argument("aside: such a layer has attention and an MLP, with an RMSNorm before each");
+    }
+  }
+
+  // A product of low rank of gate and up, which are side by side.
+  void add_low_rank(const nb::dict &d, Mlp &mlp) {
+    if (mlp.gate.parts.empty() || mlp.gate_bias || mlp.up_bias || model_.config.gate_limit > 0.f ||
+        !mlp.both.parts.empty() || model_.config.gate_scale != 1.f) {
+      throw std::invalid_argument("mlp_low: such an MLP has a plain gate, and no biases");
+    }
+    const int inner = mlp.up.parts[0].matrix->rows;
+    mlp.both = model_.make_linear({mlp.gate.parts[0].matrix, mlp.up.parts[0].matrix});
+    mlp.added.low = model_.make_linear({matrix(integer(d, "mlp_low", 0, INT32_MAX), "mlp_low")});
+    const int rank = mlp.added.low.parts[0].matrix->rows;
+    if (mlp.added.low.cols != mlp.up.cols) throw std::invalid_argument("mlp_low: its inputs are not those of up");
+    mlp.added.high = {model_.make_linear({matrix(d, "gate_high", inner, rank), matrix(d, "up_high", inner, rank)})};
+  }
+
+  // Products of low rank that are added to queries, keys and values, in their places.
+  void add_low_rank(const nb::dict &d, Layer &layer) {
+    if (!layer.is_aside()) throw std::invalid_argument("q_low: the layer is not aside");
+    std::vector<const PackedMatrix *> low;
+    for (const char *name : {"q", "k", "v"}) {
+      const std::string first = std::string(name) + "_low", second = std::string(name) + "_high";
+      const size_t i = low.size();
+      low.push_back(matrix(integer(d, first.c_str(), 0, INT32_MAX), first.c_str()));
+      if (i >= layer.qkv.parts.size()) throw std::invalid_argument("q_low: the layer has keys and values of its own");
+      const Linear::Part &part = layer.qkv.parts[i];
+      Linear high = linear(d, second.c_str(), part.matrix->rows, low[i]->rows);
+      high.parts[0].offset = part.offset;
+      high.stride = layer.qkv.stride;
+      layer.added.high.push_back(high);
+      if (low[i]->cols != layer.qkv.cols) throw std::invalid_argument(first + ": its inputs are not those of " + name);
+    }
+    layer.added.low = model_.make_linear(low);
+  }
+
   void attention(const nb::dict &d, Layer &layer) {
     const ModelConfig &c = model_.config;
     layer.heads = d.contains("heads") ? integer(d, "heads", 0, int64_t(model_.heads.size()) - 1) : 0;
@@ -629,17 +682,19 @@ class CpuModel {
       layer.query_growth = {integer(d, "growth_interval", 1, INT32_MAX), number(d, "growth_scale"),
                             integer(d, "growth_offset", 0, INT32_MAX)};
     }
-    std::vector<const PackedMatrix *> parts{matrix(d, "q", heads, hidden)};
-    if (layer.writes) parts.push_back(matrix(d, "k", kv_heads, hidden));
-    if (layer.writes && layer.v_part == 2) parts.push_back(matrix(d, "v", values, hidden));
+    const int inputs = layer.is_aside() ? 2 * hidden : hidden;
+    std::vector<const PackedMatrix *> parts{matrix(d, "q", heads, inputs)};
+    if (layer.writes) parts.push_back(matrix(d, "k", kv_heads, inputs));
+    if (layer.writes && layer.v_part == 2) parts.push_back(matrix(d, "v", values, inputs));
     layer.gated = d.contains("attn_gate");
     for (const Layer &other : model_.layers) {
       if (other.has_attention() && other.gated != layer.gated) {
         throw std::invalid_argument("attn_gate: all layers with attention have one, or none has");
       }
     }
-    if (layer.gated) parts.push_back(matrix(d, "attn_gate", c.head_gates ? shape.num_heads : outputs, hidden));
+    if (layer.gated) parts.push_back(matrix(d, "attn_gate", c.head_gates ? shape.num_heads : outputs, inputs));
     layer.qkv = model_.make_linear(parts);
+    if (d.contains("q_low")) add_low_rank(d, layer);
     std::vector<std::string> last(parts.size());
     last.back() = "attn_gate";
     layer.input_bias = biases(d, layer.qkv, last);

@@ -55,14 +55,23 @@ struct Norm {
   float scale = 1.f;
   Vector kept = nullptr;
   float keep = 1.f;
+  bool is_aside = false;  // the product before it stays in PassContext::branch, and is not added to x
 
   explicit operator bool() const { return weight != nullptr; }
+};
+
+// A sum of products of low rank: each part of `low` is the input of the matrices of one of `high`, whose outputs are
+// in the places of those that they are added to. low without parts: there is none.
+struct LowRank {
+  Linear low;
+  std::vector<Linear> high;
 };
 
 // gate: without parts if there is none.
 struct Mlp {
   Linear gate, up, down;
-  Linear both;         // gate and up, if the gate has a cutoff, which is known of whole rows alone
+  Linear both;         // gate and up, if the gate has a cutoff, which is known of whole rows alone, or `added`
+  LowRank added;       // to `both`
   float cutoff = 0.f;  // the gate is act(max(g − mean − cutoff · deviation, 0))
   Vector gate_bias = nullptr, up_bias = nullptr, down_bias = nullptr;
   Vector inner_norm = nullptr;  // RMSNorm of the input of `down`
@@ -155,6 +164,8 @@ struct StreamUpdate {
   Linear laurel_left, laurel_right;
 };
 
+// aside: the last product of a layer whose output is not added to x, see AsideSpec; without parts: it is added.
+// follows_aside: the layer before is such a layer.
 // qkv without parts: the layer has neither attention nor a state; neither mlp nor moe: it has none of both. late_moe:
 // experts beside the mlp, with its input; their output is added after the mlp of the following layer.
 // beside: the input of its first product is that of the layer before, which has neither mlp nor moe.
@@ -171,6 +182,9 @@ struct Layer {
   Vector sinks = nullptr;  // for all heads
   Vector slopes = nullptr;  // for all heads: see AttentionConfig
   Linear qkv, o;  // in a recurrent layer: all projections of its input, and the output projection
+  LowRank added;  // to qkv
+  Linear aside;
+  bool follows_aside = false;
   Vector input_bias = nullptr;  // added to a row of qkv, of all tokens at once
   bool gated = false;  // qkv has one part more, the gates of the attention's output
   bool writes = true;  // qkv has keys; otherwise the layer reads those that another one wrote to its group and slot
@@ -191,6 +205,7 @@ struct Layer {
   QueryGrowth query_growth;
   int group = 0, slot = 0;
 
+  bool is_aside() const { return !aside.parts.empty(); }
   bool has_attention() const { return !qkv.parts.empty() && !recurrent; }
 };
 

@@ -1,6 +1,6 @@
 """A decoder's forward pass as its spec defines it, in float64 with no cache, and small random models to run it on."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +8,7 @@ import numpy.typing as npt
 from foreword.models.quants import Quant
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import (
+    AsideSpec,
     ClampedGate,
     DecoderSpec,
     HeadShape,
@@ -25,6 +26,7 @@ from foreword.models.spec import (
 from foreword.models.weights import Tensor
 
 Floats = npt.NDArray[np.float64]
+Kept = dict[int, tuple[Floats, Floats]]
 
 
 def relative_error(got: npt.NDArray[np.floating], want: npt.NDArray[np.floating]) -> float:
@@ -182,6 +184,20 @@ SPECS: dict[str, DecoderSpec] = {
     ),
     "lru_alone": tiny_spec(
         layers=(LayerSpec(None, recurrent=WIDE_LRU, has_mlp=False), LayerSpec(None, recurrent=WIDE_LRU))
+    ),
+    "aside": tiny_spec(
+        layers=(
+            LayerSpec(None, recurrent=MAMBA2, has_mlp=False),
+            *(LayerSpec(rope(16), aside=AsideSpec(0, 5, 7)), LayerSpec(None, recurrent=MAMBA2, has_mlp=False)),
+            *(LayerSpec(None, aside=AsideSpec(1, 0, 7)), LayerSpec(rope(16))),
+            *(LayerSpec(rope(16), aside=AsideSpec(0, 5, 7)), LayerSpec(None, recurrent=MAMBA2)),
+        ),
+        activation="gelu_tanh",
+        norm_eps=1.0,  # since rounding errors of averages would be as large as these
+    ),
+    "aside_alike": tiny_spec(
+        layers=(LayerSpec(rope(16), aside=AsideSpec(0)), LayerSpec(None, recurrent=MAMBA1, has_mlp=False)) * 2,
+        norm_eps=1.0,
     ),
     "states_alone": tiny_spec(layers=(LayerSpec(None, recurrent=NORMED_MAMBA1, has_mlp=False),) * 3),
     "gated_delta": tiny_spec(
@@ -521,15 +537,16 @@ class Reference:
 
     spec: DecoderSpec
     weights: dict[str, Tensor]
+    merged: dict[str, Floats] = field(default_factory=dict)  # matrices of layers aside
 
     def logits(self, tokens: list[int]) -> Floats:
         spec = self.spec
         x = self._w("embed")[np.array(tokens)] * spec.embedding_scale
         x = x + self._w("positions")[: len(tokens)] if spec.num_positions else x
         x = self._residual_norm(x, "embed_norm") if spec.embed_norm else x
-        x0 = x
+        first, aside, x0 = x, 0, x
         inputs = spec.per_layer and self._own_inputs(x, tokens, spec.per_layer)
-        kept: dict[int, tuple[Floats, Floats]] = {}
+        kept: Kept = {}
         late: dict[int, Floats] = {}
         streams = [x, *(_like(x @ self._w(f"stream_in.{k}").T, x) for k in self._others)]
         for i, layer in enumerate(spec.layers):
@@ -537,12 +554,16 @@ class Reference:
             if spec.streams:
                 streams = self._predicted(p, streams)
                 x = streams[0]
+            if layer.aside:
+                aside = self._aside(p, layer, x, first, kept, i)
+                continue
             unmixed = x
             norms = layer.norms or (spec.pre_norms, spec.post_norms) * 2
             if layer.has_mixer:
                 before = x0, f"layers.{i - 1}.attn_norm"
                 x0 = x0 if layer.beside else x
-                h = self._residual_norm(*(before if layer.beside else (x, p + "attn_norm"))) if norms[0] else x
+                own, aside = x + aside, 0
+                h = self._residual_norm(*(before if layer.beside else (own, p + "attn_norm"))) if norms[0] else own
                 h = self._rounded(h)
                 r = layer.recurrent
                 a = self._recurrent(p + "state.", r, h) if r else self._attention(p, layer, h, kept, i)
@@ -584,6 +605,18 @@ class Reference:
         logits = x @ head.T * spec.logit_scale
         return _cap(logits + self._bias("logits_bias", spec.logits_bias), spec.final_softcap)
 
+    def _aside(self, p: str, layer: LayerSpec, x: Floats, first: Floats, kept: Kept, index: int) -> Floats:
+        """With the matrices that the products of low rank and those of the block add up to."""
+        block, of = f"blocks.{layer.aside.block}.", layer.aside
+        lows = {name: f"{name}_low" for name in "qkv" if of.attention_rank}
+        lows |= {name: "mlp_low" for name in ("gate", "up") if of.mlp_rank}
+        for name in ("q", "k", "v", "o", "gate", "up", "down"):
+            own = self._w(f"{p}{name}_high") @ self._w(p + lows[name]) if name in lows else 0
+            self.merged[p + name] = self._w(block + name) + own
+        h = _norm(np.concatenate([x, first], 1), self._w(block + "attn_norm"), self.spec.norm_eps)
+        u = self._residual_norm(self._attention(p, layer, h, kept, index), block + "mlp_norm")
+        return self._mlp(p, u) @ self._w(p + "aside").T
+
     @property
     def _others(self) -> range:
         return range(1, self.spec.streams.num_streams) if self.spec.streams else range(0)
@@ -611,14 +644,14 @@ class Reference:
         ) + self._w(name + "_bias")
 
     def _w(self, name: str) -> Floats:
+        if name in self.merged:
+            return self.merged[name]
         return self.weights[name].dequantize().astype(np.float64)
 
     def _bias(self, name: str, is_there: bool) -> Floats | int:
         return self._w(name) if is_there else 0
 
-    def _attention(
-        self, p: str, layer: LayerSpec, h: Floats, kept: dict[int, tuple[Floats, Floats]], index: int
-    ) -> Floats:
+    def _attention(self, p: str, layer: LayerSpec, h: Floats, kept: Kept, index: int) -> Floats:
         """kept: the keys and values of the layers so far."""
         spec, n = self.spec, len(h)
         own = spec.num_kv_heads, spec.head_dim, spec.num_heads, spec.value_dim or spec.head_dim

@@ -323,3 +323,41 @@ def test_layers_that_do_not_fit_each_other():
     for name in ("inner_attn_norm", "inner_mlp_norm"):
         with pytest.raises(ValueError, match=name):
             core.add_layer(gated | {name: numbers})
+
+
+def test_layers_aside_that_do_not_fit():
+    core = _native.CpuModel(**MODEL)
+
+    def matrix(rows, cols=64):
+        return core.pack(np.zeros((rows, cols * 4), np.uint8), "F32", cols, "f32", False)
+
+    norm, wide = (core.vector(np.ones(size, np.float32)) for size in (64, 128))
+    mlp = matrix(96), matrix(96), matrix(64, 96), -1, -1, -1
+    layer = {
+        "mlp_norm": norm, "o": matrix(64), "mlp": mlp, "rope": -1, "sliding_window": 0, "group": 0, "slot": 0,
+    }  # fmt: skip
+    plain = layer | {"attn_norm": norm, "q": matrix(64), "k": matrix(32), "v": matrix(32)}
+    aside = layer | {"attn_norm": wide, "q": matrix(64, 128), "k": matrix(32, 128), "v": matrix(32, 128)}
+    aside |= {"aside": matrix(64), "mlp_low": matrix(3), "gate_high": matrix(96, 3), "up_high": matrix(96, 3)}
+    for name, rows in (("q", 64), ("k", 32), ("v", 32)):
+        aside |= {f"{name}_low": matrix(5, 128), f"{name}_high": matrix(rows, 5)}
+    without = {key: value for key, value in aside.items() if key != "aside"}
+    wrong = [
+        (aside | {"attn_norm": norm}, "attn_norm"), (aside | {"q": plain["q"]}, "q"), (aside | {"moe": {}}, "aside"),
+        (aside | {"beside": True}, "aside"), (aside | {"k_low": matrix(5)}, "k_low"), (without, "q|attn_norm"),
+        (aside | {"mlp_low": matrix(3, 96)}, "mlp_low"), (aside | {"up_high": matrix(96, 4)}, "up_high"),
+        (aside | {"post_attn_norm": norm}, "aside"), (aside | {"mlp": (-1, *mlp[1:])}, "mlp_low"),
+        (plain | {name: aside[name] for name in aside if name.endswith(("low", "high"))}, "q_low: the layer is not"),
+    ]  # fmt: skip
+    for values, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            core.add_layer(values)
+    core.add_layer(aside)
+    core.set_embedding(np.zeros((50, 256), np.uint8), "F32", 64)
+    with pytest.raises(ValueError, match="the last one is not aside"):
+        core.finish(norm, -1, matrix(50))
+    for values in (aside, plain | {"beside": True}, {"mlp": mlp, "mlp_norm": norm}):
+        with pytest.raises(ValueError, match="aside: a layer with a mixer follows"):
+            core.add_layer(values)
+    core.add_layer(plain)
+    core.finish(norm, -1, matrix(50))

@@ -116,7 +116,7 @@ def test_threads_do_not_change_a_bit(weight_format, kv_format, num_threads):
 @pytest.mark.parametrize(
     "name",
     [
-        *("mamba2", "mamba1", "rg_lru", "gated_delta", "moe", "chunks", "beside", "latent_experts", "latent"),
+        *("mamba2", "mamba1", "rg_lru", "gated_delta", "moe", "chunks", "beside", "aside", "latent_experts", "latent"),
         "late_experts",
     ],
 )
@@ -155,18 +155,8 @@ def test_long_chunks_do_not_change_a_bit_of_experts(weight_format, num_threads):
 @pytest.mark.parametrize(
     "name",
     [
-        "llama",
-        "moe",
-        "gemma",
-        "mamba2",
-        "mamba1",
-        "rg_lru",
-        "gated_delta",
-        "chunks",
-        "beside",
-        "latent",
-        "late_experts",
-        "narrow_values",
+        *("llama", "moe", "gemma", "mamba2", "mamba1", "rg_lru", "gated_delta", "chunks", "beside", "aside", "latent"),
+        *("late_experts", "narrow_values"),
     ],
 )
 def test_other_requests_do_not_change_a_bit(name, weight_format, kv_format):

@@ -35,6 +35,7 @@ def executor(spec, weights, *, num_threads, formats):
         ("mamba2", 3, ("auto", "bf16")),
         ("mamba1", 3, ("int8", "bf16")),
         ("rg_lru", 3, ("q4", "bf16")),
+        ("aside", 3, ("auto", "int8")),
         ("gated_delta", 2, ("q4", "int8")),
     ],
 )

@@ -5,11 +5,21 @@
 #include <cstring>
 
 namespace foreword::kernels {
+namespace {
+
+std::vector<const LowRank *> added_products(const Model &model) {
+  std::vector<const LowRank *> all;
+  for (const Layer &layer : model.layers) all.push_back(&layer.added);
+  return all;
+}
+
+}  // namespace
 
 AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embedding)
     : ctx_(context),
       embedding_(embedding),
       latent_(context, embedding),
+      added_(context, added_products(context.model)),
       windows_(size_t(context.model.config.num_groups)),
       shapes_(windows_.size()),
       plans_(windows_.size()),
@@ -60,6 +70,7 @@ void AttentionStage::reserve() {
   }
   o_input_.reserve(in.num_tokens, values, ctx_.with_loras(kinds_), ctx_.pool.size());
   latent_.reserve();
+  added_.reserve();
   partials_.reserve(size_t(num_partials) * partial_stride_);
 }
 
@@ -67,10 +78,13 @@ void AttentionStage::run(int thread, int layer_index) {
   const Layer &layer = ctx_.model.layers[size_t(layer_index)];
   for (int i = 0, parts = ctx_.num_parts(is_whole(layer)); i < parts; ++i) {
     const Share tokens = ctx_.part(i, parts);
-    const ActivationSet in = layer.beside ? ctx_.normed_rows(thread) : ctx_.norm_rows(thread, layer.attn_norm, tokens);
-    ctx_.products.linear(thread, layer.qkv, in, {0, tokens.end - tokens.begin}, ctx_.first.data(), Store::assign,
+    const int count = tokens.end - tokens.begin;
+    const ActivationSet in = ctx_.input_rows(thread, layer, tokens);
+    ctx_.products.linear(thread, layer.qkv, in, {0, count}, ctx_.first.data(), Store::assign,
                          i + 1 < parts ? &layer.qkv : &layer.o, ctx_.shrink(thread, {&layer.qkv}, in));
+    added_.begin(thread, layer.added, in, count);
     ctx_.pool.barrier();
+    added_.add(thread, layer.added, count, ctx_.first.data());
     ctx_.add_input_bias(thread, layer, ctx_.first.data());
     if (layer.parallel_mlp && layer.mlp_norm) ctx_.norm_rows(thread, layer.mlp_norm, tokens);
     ctx_.clock.finish(thread, Stage::qkv);

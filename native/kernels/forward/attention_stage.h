@@ -7,6 +7,7 @@
 #include "kernels/forward/attention_plan.h"
 #include "kernels/forward/embedding_stage.h"
 #include "kernels/forward/latent_stage.h"
+#include "kernels/forward/low_rank.h"
 
 namespace foreword::kernels {
 
@@ -56,6 +57,7 @@ class AttentionStage {
   PassContext &ctx_;
   const EmbeddingStage &embedding_;
   LatentStage latent_;
+  LowRankProducts added_;
   std::vector<AttentionWindow> windows_;      // by KV group
   std::vector<int> shapes_;                   // by KV group, the index of the shape of its heads
   std::vector<AttentionPlan> plans_;          // by KV group

@@ -9,6 +9,7 @@ namespace {
 void add_inputs(const Mlp &mlp, KindSet &kinds) {
   mlp.gate.add_kinds(kinds);
   mlp.up.add_kinds(kinds);
+  mlp.added.low.add_kinds(kinds);
 }
 
 }  // namespace
@@ -20,10 +21,13 @@ PassContext::PassContext(Model &m)
       x(m.config.hidden_size),
       branch(m.config.hidden_size),
       first(m.qkv_stride(false)),
+      first_input(m.config.hidden_size),
+      aside(m.config.hidden_size),
       products(m),
       lora_(m),
       norm_out_(size_t(m.pool.size())),
-      inner_out_(norm_out_.size()) {
+      inner_out_(norm_out_.size()),
+      wide_out_(norm_out_.size()) {
   for (Buffer<float> &out : norm_out_) out.reserve(size_t(x.stride()));
   for (Buffer<float> &out : inner_out_) out.reserve(size_t(padded_row(m.widest_input())));
   model.per_layer.in.add_kinds(kinds_);
@@ -37,7 +41,10 @@ PassContext::PassContext(Model &m)
       layer.streams->laurel_left.add_kinds(kinds_);
       has_branch_ = true;
     }
-    layer.qkv.add_kinds(kinds_);
+    layer.qkv.add_kinds(layer.is_aside() ? wide_kinds_ : kinds_);
+    layer.added.low.add_kinds(wide_kinds_);
+    layer.aside.add_kinds(kinds_);
+    has_aside_ = has_aside_ || layer.is_aside();
     if (layer.mlp) add_inputs(*layer.mlp, kinds_);
     for (const Moe *moe : {layer.moe.get(), layer.late_moe.get()}) {
       if (!moe) continue;
@@ -53,6 +60,11 @@ PassContext::PassContext(Model &m)
 }
 
 void PassContext::reserve() {
+  if (has_aside_) {
+    for (FloatRows *rows : {&first_input, &aside}) rows->reserve(input.num_tokens);
+    for (Buffer<float> &out : wide_out_) out.reserve(2 * size_t(padded_row(2 * model.config.hidden_size)));
+    wide_.reserve(input.num_tokens, 2 * model.config.hidden_size, wide_kinds_, pool.size());
+  }
   lora_.plan(input);
   x.reserve(input.num_tokens);
   if (has_branch_) branch.reserve(input.num_tokens);
@@ -65,6 +77,40 @@ ActivationSet PassContext::norm_rows(int thread, const Norm &norm, Share tokens)
     if (model.config.rounds_inputs && norm) round_row(norm_out_[size_t(thread)].data(), model.config.hidden_size);
     return row;
   });
+}
+
+ActivationSet PassContext::input_rows(int thread, const Layer &layer, Share tokens) {
+  const int hidden = model.config.hidden_size;
+  if (layer.beside) return normed_rows(thread);
+  if (layer.follows_aside) {
+    float *sum = wide_out_[size_t(thread)].data();
+    return norm_rows_of(thread, layer.attn_norm, tokens, [&](int t) {
+      std::copy_n(x.row(t), x.stride(), sum);
+      isa.add_row(aside.row(t), size_t(x.stride()), sum);
+      return sum;
+    });
+  }
+  if (!layer.is_aside()) return norm_rows(thread, layer.attn_norm, tokens);
+  float *both = wide_out_[size_t(thread)].data(), *out = both + padded_row(2 * hidden);
+  return products.prepare(thread, wide_, 2 * hidden, tokens.end - tokens.begin, [&](int r) {
+    std::copy_n(first_input.row(tokens.begin + r), hidden, std::copy_n(x.row(tokens.begin + r), hidden, both));
+    isa.rms_norm(both, layer.attn_norm.weight, 2 * hidden, model.config.norm_eps, out);
+    return out;
+  });
+}
+
+void PassContext::keep_first_input(int thread) {
+  if (!has_aside_) return;
+  const Share share = token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) std::copy_n(x.row(t), x.stride(), first_input.row(t));
+  pool.barrier();
+}
+
+void PassContext::finish_aside(int thread, const Layer &layer, const Linear &next) {
+  const Share rows{0, input.num_tokens};
+  const ActivationSet in = norm_rows_of(thread, {}, rows, [&](int t) { return branch.row(t); });
+  products.linear(thread, layer.aside, in, rows, aside.data(), Store::assign, &next);
+  pool.barrier();
 }
 
 const float *PassContext::inner_row(int thread, const float *row, Vector norm, int size) const {
@@ -134,6 +180,7 @@ void PassContext::add_input_bias(int thread, const Layer &layer, float *rows) co
 }
 
 void PassContext::add_branch(int thread, const Norm &norm) {
+  if (norm.is_aside) return;
   const Share share = token_share(thread);
   const float scale = norm.scale;
   for (int t = share.begin; t < share.end; ++t) {

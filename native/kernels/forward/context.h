@@ -57,6 +57,19 @@ class PassContext {
   // The rows of x after a norm, as input of the products that follow: row 0 is the first of `tokens`.
   ActivationSet norm_rows(int thread, const Norm &norm, Share tokens);
   ActivationSet norm_rows(int thread, const Norm &norm) { return norm_rows(thread, norm, {0, input.num_tokens}); }
+  // As norm_rows, with row(t) in place of row t of x.
+  template <class Row>
+  ActivationSet norm_rows_of(int thread, const Norm &norm, Share tokens, Row &&row) {
+    return products.prepare(thread, normed, model.config.hidden_size, tokens.end - tokens.begin,
+                            [&](int r) { return norm_row(thread, row(tokens.begin + r), norm); });
+  }
+  // The input of the first product of a layer: rows after its norm, of x or what the layer reads in its place.
+  ActivationSet input_rows(int thread, const Layer &layer, Share tokens);
+  // Keeps x as the input of the first layer, if a layer reads it.
+  void keep_first_input(int thread);
+  // aside = branch Wasideᵀ, the output of a layer aside. Ends with a barrier.
+  void finish_aside(int thread, const Layer &layer, const Linear &next);
+
   // The inputs that the last call of norm_rows prepared.
   ActivationSet normed_rows(int thread) const {
     return products.prepared(thread, normed, model.config.hidden_size, input.num_tokens);
@@ -113,17 +126,18 @@ class PassContext {
   void add_input_bias(int thread, const Layer &layer, float *rows) const;
 
   // Returns whether a product is written to `branch`, and added to x from there.
-  bool has_branch(const Norm &norm) const { return norm || norm.scale != 1.f || norm.kept; }
+  bool has_branch(const Norm &norm) const { return norm || norm.scale != 1.f || norm.kept || norm.is_aside; }
   Share token_share(int thread) const { return share_of(input.num_tokens, thread, pool.size()); }
 
   Model &model;
   const Isa &isa;
   ThreadPool &pool;
   ForwardInput input{};
-  FloatRows x;          // residual stream [T, hidden_size]
-  FloatRows branch;     // [T, hidden_size], added to x after a norm or a sum
-  FloatRows first;      // outputs of the first product of attention or an MLP, of a part; rows as long as its own
-  ProductInput normed;  // rows of x after a norm: the input of qkv, gate, up and router
+  FloatRows x;                   // residual stream [T, hidden_size]
+  FloatRows branch;              // [T, hidden_size], added to x after a norm or a sum
+  FloatRows first;               // outputs of the first product of attention or an MLP, of a part; rows as long as its own
+  FloatRows first_input, aside;  // [T, hidden_size], the input of the first layer, and the output of a layer aside
+  ProductInput normed;           // rows of x after a norm: the input of qkv, gate, up and router
   Products products;
   StageClock clock;
 
@@ -137,8 +151,10 @@ class PassContext {
 
   LoraStep lora_;
   KindSet kinds_{};  // the kinds of `normed`
-  bool has_branch_ = false;
-  std::vector<Buffer<float>> norm_out_, inner_out_;  // [num_threads]
+  bool has_branch_ = false, has_aside_ = false;
+  KindSet wide_kinds_{};  // the kinds of `wide_`
+  ProductInput wide_;     // rows of x and of `first_input` after a norm
+  std::vector<Buffer<float>> norm_out_, inner_out_, wide_out_;  // [num_threads]
 };
 
 }  // namespace foreword::kernels

@@ -47,6 +47,7 @@ void ForwardPass::run_stages(int thread) {
   const std::vector<Layer> &layers = ctx_.model.layers;
   ctx_.clock.start(thread);
   embedding_.run(thread);
+  ctx_.keep_first_input(thread);
   per_layer_.begin(thread);
   streams_.begin(thread);
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -66,6 +67,7 @@ void ForwardPass::run_stages(int thread) {
       mlp_.run(thread, layers[i], next);
     }
     moe_.add_late(thread, int(i) - 1);
+    if (layers[i].is_aside()) ctx_.finish_aside(thread, layers[i], next);
     streams_.correct(thread, layers[i]);
     per_layer_.run(thread, int(i), next_layer);
     streams_.add(thread, layers[i]);

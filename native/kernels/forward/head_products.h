@@ -1,5 +1,5 @@
-// Products of parts of rows with a matrix each: of heads, or of blocks of channels. The tokens of a block are multiplied
-// by the matrix of a head by one thread, which reads what it prepares.
+// Products of parts of rows with a matrix each: those of heads, or of blocks of channels. The tokens of a block are
+// multiplied by the matrix of a head by one thread, which reads what it prepares.
 #pragma once
 
 #include <algorithm>

@@ -4,7 +4,19 @@
 #include <cmath>
 
 namespace foreword::kernels {
-MlpStage::MlpStage(PassContext &context) : ctx_(context) {
+namespace {
+
+std::vector<const LowRank *> added_products(const Model &model) {
+  std::vector<const LowRank *> all;
+  for (const Layer &layer : model.layers) {
+    if (layer.mlp) all.push_back(&layer.mlp->added);
+  }
+  return all;
+}
+
+}  // namespace
+
+MlpStage::MlpStage(PassContext &context) : ctx_(context), added_(context, added_products(context.model)) {
   for (const Layer &layer : context.model.layers) {
     const Mlp *mlp = layer.moe ? layer.moe->shared.get() : layer.mlp.get();
     if (!mlp) continue;
@@ -19,17 +31,20 @@ void MlpStage::reserve() {
   const int num_tokens = ctx_.part_tokens(has_whole_);
   ctx_.first.reserve_floats(size_t(num_tokens) * size_t(hidden_stride_));
   down_.reserve(num_tokens, hidden_cols_, ctx_.with_loras(kinds_), ctx_.pool.size());
+  added_.reserve();
 }
 
 ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet &a, int count) {
-  const bool has_cutoff = !mlp.both.parts.empty();
-  const ptrdiff_t stride = has_cutoff ? mlp.both.stride : mlp.up.stride;
+  const bool has_both = !mlp.both.parts.empty();
+  const ptrdiff_t stride = has_both ? mlp.both.stride : mlp.up.stride;
   const Share rows{0, count};
   const LoraStep *lora = ctx_.shrink(thread, {&mlp.gate, &mlp.up}, a);
-  if (has_cutoff) {
+  if (has_both) {
     ctx_.products.linear(thread, mlp.both, a, rows, ctx_.first.data(), Store::assign, &mlp.down, lora);
+    added_.begin(thread, mlp.added, a, count);
     ctx_.pool.barrier();
-    cut_gates(thread, mlp, count);
+    added_.add(thread, mlp.added, count, ctx_.first.data());
+    finish_gates(thread, mlp, count);
   } else {
     ctx_.products.gated(thread, mlp, a, rows, ctx_.first.data(), mlp.down, lora);
   }
@@ -41,15 +56,17 @@ ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet 
 }
 
 // The hidden numbers of `count` rows, from gate and up side by side, where the gate was.
-void MlpStage::cut_gates(int thread, const Mlp &mlp, int count) {
+void MlpStage::finish_gates(int thread, const Mlp &mlp, int count) {
   const int size = mlp.down.cols, up = mlp.both.parts[1].offset;
   const Share share = share_of(count, thread, ctx_.pool.size());
   for (int r = share.begin; r < share.end; ++r) {
     float *gate = ctx_.first.data() + ptrdiff_t(r) * mlp.both.stride;
-    const float mean = ctx_.isa.dot(gate, nullptr, size) / float(size);
-    for (int i = 0; i < size; ++i) gate[i] -= mean;
-    const float least = mlp.cutoff * std::sqrt(ctx_.isa.dot(gate, gate, size) / float(size));
-    for (int i = 0; i < size; ++i) gate[i] = std::max(gate[i] - least, 0.f);
+    if (mlp.added.low.parts.empty()) {
+      const float mean = ctx_.isa.dot(gate, nullptr, size) / float(size);
+      for (int i = 0; i < size; ++i) gate[i] -= mean;
+      const float least = mlp.cutoff * std::sqrt(ctx_.isa.dot(gate, gate, size) / float(size));
+      for (int i = 0; i < size; ++i) gate[i] = std::max(gate[i] - least, 0.f);
+    }
     std::fill(gate + size, gate + up, 0.f);
     ctx_.isa.gate_mul(ctx_.model.config.activation, gate, gate + up, size_t(up), gate);
   }
@@ -60,8 +77,10 @@ void MlpStage::run(int thread, const Layer &layer, const Linear &next) {
   for (int part = 0, parts = ctx_.num_parts(layer.parallel_mlp); part < parts; ++part) {
     const Share tokens = ctx_.part(part, parts);
     const bool last = part + 1 == parts;
-    const ActivationSet in =
-        layer.parallel_mlp ? ctx_.normed_rows(thread) : ctx_.norm_rows(thread, layer.mlp_norm, tokens);
+    auto branch = [&](int t) { return ctx_.branch.row(t); };
+    const ActivationSet in = layer.parallel_mlp ? ctx_.normed_rows(thread)
+                             : layer.is_aside() ? ctx_.norm_rows_of(thread, layer.mlp_norm, tokens, branch)
+                                                : ctx_.norm_rows(thread, layer.mlp_norm, tokens);
     const ActivationSet hidden = gate_up(thread, mlp, in, tokens.end - tokens.begin);
     ctx_.multiply(thread, mlp.down, hidden, tokens, layer.post_mlp_norm, last ? &next : &mlp.first());
     if (!last) ctx_.clock.finish(thread, Stage::down);

@@ -1,7 +1,7 @@
 // The MLP of a layer.
 #pragma once
 
-#include "kernels/forward/context.h"
+#include "kernels/forward/low_rank.h"
 
 namespace foreword::kernels {
 
@@ -19,9 +19,10 @@ class MlpStage {
   ActivationSet gate_up(int thread, const Mlp &mlp, const ActivationSet &a, int count);
 
  private:
-  void cut_gates(int thread, const Mlp &mlp, int count);
+  void finish_gates(int thread, const Mlp &mlp, int count);
 
   PassContext &ctx_;
+  LowRankProducts added_;
   int hidden_stride_ = 0, hidden_cols_ = 0;  // largest of all layers
   bool has_whole_ = false;                    // whether there is an MLP of all tokens at once
   ProductInput down_;                         // the rows of `ctx_.first` as the input of `down`

@@ -71,7 +71,7 @@ void RecurrentStage::reserve() {
 
 void RecurrentStage::run(int thread, const Layer &layer) {
   const Share rows{0, ctx_.input.num_tokens};
-  const ActivationSet in = ctx_.norm_rows(thread, layer.attn_norm);
+  const ActivationSet in = ctx_.input_rows(thread, layer, rows);
   ctx_.products.linear(thread, layer.qkv, in, rows, projected_.data(), Store::assign, &layer.o,
                        ctx_.shrink(thread, {&layer.qkv}, in));
   ctx_.pool.barrier();

@@ -33,6 +33,7 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     mamba1 and rg_lru six.
     With latent attention (`MlaSpec`) each head has its query, the latent query, which its output replaces, and two of
     its values.
+    A layer aside (`AsideSpec`) has a wide input, that of the first layer and an output, and both parts of its gate.
     Inputs that layers have of their own are there for all layers at once. Streams are vectors of hidden_size, and so
     are their first products.
     """
@@ -54,6 +55,8 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
         widest = max(widest, attention + channels + mlp)
     if spec.streams is not None:
         widest += 2 * (spec.streams.num_streams + 1) * spec.hidden_size
+    if any(layer.aside is not None for layer in spec.layers):
+        widest += 4 * spec.hidden_size + 2 * spec.intermediate_size
     if spec.per_layer is not None:
         widest += (spec.num_layers + 1) * spec.per_layer.size
     return 4 * num_tokens * (4 * spec.hidden_size + widest)

@@ -34,7 +34,7 @@ from foreword.models.lora import LoraAdapter, LoraPair
 from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
 from foreword.models.recurrent import GATES, RECURRENT_KINDS, RecurrentSpec
-from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec, projections
+from foreword.models.spec import AsideSpec, DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec, block_of, projections
 from foreword.models.weights import Tensor, Weights
 from foreword.native import native
 from foreword.sampling import Sampled, Sampler, StepSampling
@@ -440,6 +440,8 @@ class _Packer:
         packed: dict[str, Any] = {}
         vectors: list[str] = []
         norms = self.spec.norms_of(layer)
+        if (aside := layer.aside) is not None:
+            packed, prefix = self._aside(prefix, aside), block_of(aside)
         if place is not None:
             packed |= {"group": place[0], "slot": place[1], "sliding_window": layer.sliding_window or 0}
             packed["parallel_mlp"] = self.spec.parallel_mlp
@@ -481,6 +483,12 @@ class _Packer:
             name = prefix + "layer_scale"
             packed["layer_scale"] = float(self.parts.table(name, self.weights[name].dequantize).ravel()[0])
         return packed | {name: self.parts.weight(prefix + name) for name in vectors}
+
+    def _aside(self, prefix: str, aside: AsideSpec) -> dict[str, Any]:
+        """Return the native form of what a layer aside has of its own."""
+        names = [f"{name}_{part}" for name in "qkv" for part in ("low", "high")] if aside.attention_rank else []
+        names += ["mlp_low", "gate_high", "up_high"] if aside.mlp_rank else []
+        return {name: self._matrix(prefix + name) for name in (*names, "aside")}
 
     @staticmethod
     def _is_shared(layer: LayerSpec, norm: str) -> bool:
@@ -711,6 +719,8 @@ class _Packer:
         return self.ropes[rope]
 
     def _matrix(self, name: str, *, keep_precise: bool = False, weight_format: WeightFormat | None = None) -> int:
+        if name.startswith("blocks.") and name in self.parts.matrices:  # another layer has it, too
+            return self.parts.matrices[name]
         quant, wanted = self.weights[name].quant, weight_format or self.weight_format
         return self.parts.matrix(name, packed_format(quant, wanted, keep_precise=keep_precise))
 

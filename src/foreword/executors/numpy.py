@@ -38,6 +38,7 @@ from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import (
+    AsideSpec,
     DecoderSpec,
     HeadShape,
     LayerSpec,
@@ -46,6 +47,7 @@ from foreword.models.spec import (
     PerLayerSpec,
     QueryGrowth,
     RopeSpec,
+    block_of,
     projections,
 )
 from foreword.models.weights import Weights
@@ -232,17 +234,22 @@ class NumpyExecutor(TransferPagedExecutor):
         inputs = None
         if spec.per_layer is not None:
             inputs = self.per_layer_inputs(x, batch.input_ids[:T], spec.per_layer, step.loras)
-        h = x
+        h = first = x
+        aside: F32 | None = None  # the output of a layer that the next one reads
         streams = None if spec.streams is None else NumpyStreams(self, spec.streams, x)
         late: F32 | None = None  # what the experts of the layer before add
         for i, layer in enumerate(spec.layers):
             p, norms = f"layers.{i}.", spec.norms_of(layer)
+            if layer.aside is not None:
+                aside = self.aside(x, first, p, layer, layer.aside, *self.places[i], step)
+                continue
             if streams is not None:
                 x = streams.predict(p)
             before, own_late = x, None
             if layer.has_mixer:
                 if not layer.beside:
-                    h = self.input(x, p + "attn_norm", has_norm=norms.before_mixer)
+                    x_mixer = x if aside is None else x + aside
+                    h, aside = self.input(x_mixer, p + "attn_norm", has_norm=norms.before_mixer), None
                 if layer.recurrent is None and spec.mla is not None:
                     a = self.latent_attention(h, p, layer, spec.mla, *self.places[i], step)
                 elif layer.recurrent is None:
@@ -336,12 +343,34 @@ class NumpyExecutor(TransferPagedExecutor):
         """Project [T, hidden] to [T, heads, head_dim], plus the bias if the model has one."""
         return self.biased(h, name, loras, has_bias=self.spec.qkv_bias).reshape(len(h), -1, head_dim)
 
-    def attention(self, h: F32, p: str, layer: LayerSpec, group: int, slot: int, step: NumpyStep) -> F32:
-        """Run the attention block of the layer on its normed input h. Return [T, hidden]."""
+    def aside(
+        self, x: F32, first: F32, p: str, layer: LayerSpec, aside: AsideSpec, group: int, slot: int, step: NumpyStep
+    ) -> F32:
+        """Run a layer aside: see `AsideSpec`. first: the input of the first layer. Return [T, hidden]."""
+        block, both = block_of(aside), np.concatenate([x, first], axis=-1)
+        h = rms_norm(both, self.spec.norm_eps) * self.weight(block + "attn_norm")
+        a = self.attention(h, block, layer, group, slot, step, p if aside.attention_rank else None)
+        u = self.input(a, block + "mlp_norm", has_norm=True)
+        m = self.mlp(u, block, own=p if aside.mlp_rank else None)
+        return self.linear(m, p + "aside", ())
+
+    def low_rank(self, x: F32, low: str, high: str) -> F32:
+        """Return x Wlow Whigh, by their names."""
+        return self.linear(self.linear(x, low, ()), high, ())
+
+    def attention(
+        self, h: F32, p: str, layer: LayerSpec, group: int, slot: int, step: NumpyStep, own: str | None = None
+    ) -> F32:
+        """Run the attention block of the layer on its normed input h. Return [T, hidden]. own: the beginning of the
+        names of products of low rank that are added to queries, keys and values.
+        """
         spec, loras = self.spec, step.loras
         num_kv_heads, head_dim, num_heads, value_dim = spec.heads_of(layer)
         dims = {"q": head_dim, "k": head_dim, "v": value_dim}
         heads = {name: self.project(h, p + name, dims[name], loras) for name in projections(layer)}
+        if own is not None:
+            for name, values in heads.items():
+                values += self.low_rank(h, f"{own}{name}_low", f"{own}{name}_high").reshape(values.shape)
         if layer.values_are_keys:
             heads["v"] = heads["k"]
         for name in {"q", "k"} & heads.keys():
@@ -487,14 +516,20 @@ class NumpyExecutor(TransferPagedExecutor):
             out[start:end] = np.einsum("gqts,sgd->tgqd", weights, past_v, optimize=True).reshape(-1, *out.shape[1:])
         return out
 
-    def mlp(self, h: F32, prefix: str, loras: LoraTokens = (), cutoff: float | None = None) -> F32:
+    def mlp(
+        self, h: F32, prefix: str, loras: LoraTokens = (), cutoff: float | None = None, own: str | None = None
+    ) -> F32:
         """Return (act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``.
-        `LayerSpec.gate_cutoff` explains ``cutoff``.
+        `LayerSpec.gate_cutoff` explains ``cutoff``. own: the beginning of the names of products of low rank that are
+        added to gate and up.
         """
         act, clamp = ACTIVATIONS[self.spec.activation], self.spec.clamped_gate
 
         def part(x: F32, name: str) -> F32:
-            return self.biased(x, prefix + name, loras, has_bias=self.spec.mlp_bias)
+            out = self.biased(x, prefix + name, loras, has_bias=self.spec.mlp_bias)
+            if own is not None and name != "down":
+                out = out + self.low_rank(x, own + "mlp_low", f"{own}{name}_high")
+            return out
 
         up = part(h, "up")
         if clamp is not None:

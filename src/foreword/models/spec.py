@@ -194,6 +194,26 @@ class QueryGrowth:
     offset: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class AsideSpec:
+    """A layer of attention and an MLP whose output is not added to the residual stream x: the mixer of the next layer
+    reads norm(x + aside, attn_norm) in place of norm(x, attn_norm). With e the input of the first layer:
+
+        h = norm([x, e], attn_norm)                                  [T, 2 hidden], the input of q, k and v
+        q = h Wq + h Wq_low Wq_high;   k, v likewise                 Wq alone if not attention_rank
+        a = attention Wo;   u = norm(a, mlp_norm)
+        g = u Wgate + u Wmlp_low Wgate_high;   up likewise           Wgate alone if not mlp_rank
+        aside = (act(g) * up) Wdown Waside
+
+    block: the number of the weights. Those of layers with one number are the same, ``blocks.{block}.NAME``; but for
+    low, high and aside, which each layer has of its own. The ranks are the outputs of low.
+    """
+
+    block: int
+    attention_rank: int = 0
+    mlp_rank: int = 0
+
+
 class NormPlaces(NamedTuple):
     """Which of the norms of its input and of its output the mixer of a layer has, and which of them its MLP."""
 
@@ -275,6 +295,7 @@ class LayerSpec:
     gate_cutoff: the gate of its MLP is act(max(g − mean(g) − gate_cutoff std(g), 0)), with g = h Wgate of a token.
     kept: x = f h before each sum, with the h of the mixer and of the MLP and these factors f of both. Such a layer has
     norms before both and none after them.
+    aside: the layer has the lines of `AsideSpec` in place of others. A layer with a mixer follows.
     """
 
     rope: RopeSpec | None
@@ -299,6 +320,7 @@ class LayerSpec:
     intermediate_size: int | None = None
     gate_cutoff: float | None = None
     kept: tuple[float, float] | None = None
+    aside: AsideSpec | None = None
 
     @property
     def experts(self) -> MoeSpec | None:
@@ -536,8 +558,13 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "per_layer_norm", (per_layer.size,)
     others = range(1, spec.streams.num_streams) if spec.streams else ()
     yield from ((f"stream_in.{k}", (d, d)) for k in others)
+    blocks = set[int]()
     for i, layer in enumerate(spec.layers):
         p, norms = f"layers.{i}.", spec.norms_of(layer)
+        if (aside := layer.aside) is not None:
+            yield from _aside(spec, p, layer, aside, has_block=aside.block not in blocks)
+            blocks.add(aside.block)
+            continue
         if layer.has_mixer:
             if norms.before_mixer and not layer.beside:
                 yield from _norm(spec, p + "attn_norm")
@@ -588,6 +615,33 @@ def _streams(d: int, of: StreamsSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from (("laurel_left", (of.laurel_rank, d)), ("laurel_right", (d, of.laurel_rank)), ("laurel_norm", (d,)))
 
 
+def block_of(aside: AsideSpec) -> str:
+    """Return the beginning of the names of the weights that layers have in common."""
+    return f"blocks.{aside.block}."
+
+
+def _aside(
+    spec: DecoderSpec, p: str, layer: LayerSpec, aside: AsideSpec, *, has_block: bool
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Return the weights of a layer aside. has_block: those of its block too."""
+    d, inner = spec.hidden_size, spec.intermediate_size
+    if has_block:
+        block = block_of(aside)
+        yield block + "attn_norm", (2 * d,)
+        yield from _attention(spec, block, layer, 2 * d)
+        yield from _norm(spec, block + "mlp_norm")
+        yield from _mlp(spec, block, inner)
+    num_kv_heads, head_dim, num_heads, value_dim = spec.heads_of(layer)
+    outputs = {"q": num_heads * head_dim, "k": num_kv_heads * head_dim, "v": num_kv_heads * value_dim}
+    for name, size in outputs.items() if aside.attention_rank else ():
+        yield f"{p}{name}_low", (aside.attention_rank, 2 * d)
+        yield f"{p}{name}_high", (size, aside.attention_rank)
+    if aside.mlp_rank:
+        yield p + "mlp_low", (aside.mlp_rank, d)
+        yield from ((f"{p}{name}_high", (inner, aside.mlp_rank)) for name in ("gate", "up"))
+    yield p + "aside", (d, d)
+
+
 def projections(layer: LayerSpec) -> tuple[str, ...]:
     """Return which of queries, keys and values a layer with attention computes by its own matrix."""
     if layer.reads_layer is not None:
@@ -595,9 +649,12 @@ def projections(layer: LayerSpec) -> tuple[str, ...]:
     return ("q", "k") if layer.values_are_keys else ("q", "k", "v")
 
 
-def _attention(spec: DecoderSpec, p: str, layer: LayerSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _attention(
+    spec: DecoderSpec, p: str, layer: LayerSpec, num_inputs: int = 0
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Return the weights of attention. num_inputs: of its first products, if not the hidden size."""
     num_kv_heads, head_dim, num_heads, value_dim = spec.heads_of(layer)
-    d, q, out = spec.hidden_size, num_heads * head_dim, num_heads * value_dim
+    d, q, out = num_inputs or spec.hidden_size, num_heads * head_dim, num_heads * value_dim
     rows = {"q": q, "k": num_kv_heads * head_dim, "v": num_kv_heads * value_dim}
     names = projections(layer)
     for name in names:
@@ -621,9 +678,9 @@ def _attention(spec: DecoderSpec, p: str, layer: LayerSpec) -> Iterator[tuple[st
         yield p + "sinks", (num_heads,)
     if spec.inner_norms:
         yield p + "inner_attn_norm", (out,)
-    yield p + "o", (d, out)
+    yield p + "o", (spec.hidden_size, out)
     if spec.o_bias:
-        yield p + "o_bias", (d,)
+        yield p + "o_bias", (spec.hidden_size,)
 
 
 def _latent_attention(spec: DecoderSpec, p: str, mla: MlaSpec) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -22,10 +22,11 @@ from foreword.executors.torch.loras import Changeable, ProductChanges
 from foreword.executors.torch.norms import Norm, norms_around
 from foreword.executors.torch.recurrent import RecurrentLayer
 from foreword.executors.torch.rotation import Rotation
+from foreword.executors.torch.shard import Shard
 from foreword.executors.torch.step import PagedStep, Step
 from foreword.executors.torch.streams import PerLayerInputs, Streams, StreamUpdate
 from foreword.executors.torch.weights import Linear, Loader
-from foreword.models.spec import DecoderSpec, MlaSpec, MoeSpec, projections
+from foreword.models.spec import AsideSpec, DecoderSpec, MlaSpec, MoeSpec, block_of, projections
 
 Result = TypeVar("Result")
 StepType = TypeVar("StepType", bound=Step)
@@ -62,7 +63,12 @@ class Decoder(Generic[StepType]):
         self.embed_norm = Norm(spec, "embed_norm" if spec.embed_norm else None, load)
         self.per_layer = None if spec.per_layer is None else PerLayerInputs(spec, spec.per_layer, load)
         self.streams = None if spec.streams is None else Streams(spec, spec.streams, load)
-        self.layers = [Layer(spec, i, load, mixer, compile=compile) for i in range(spec.num_layers)]
+        self.layers = [
+            Layer(spec, i, load, mixer, compile=compile)
+            if layer.aside is None
+            else AsideLayer(spec, i, layer.aside, load, mixer)
+            for i, layer in enumerate(spec.layers)
+        ]
         products: list[Changeable] = [p for layer in self.layers for p in layer.products]
         products += [] if self.per_layer is None else [self.per_layer.project]
         self.products = {product.parts: (product.outputs, product.inputs) for product in products}
@@ -88,13 +94,18 @@ class Decoder(Generic[StepType]):
             x = x + embedding(step.positions, self.positions)
         x = self.embed_norm(x)
         inputs = None if self.per_layer is None else self.per_layer(x, step.input_ids, step.loras)
-        h = x
+        h = first = x
+        aside: Tensor | None = None  # the output of a layer that the next one reads
         streams = None if self.streams is None else self.streams.begin(x)
         late: Tensor | None = None  # what the experts of the layer before add
         for i, layer in enumerate(self.layers):
+            if isinstance(layer, AsideLayer):
+                aside = layer(x, first, step)
+                continue
             own = None if inputs is None else inputs[:, i]
             if streams is None:
-                x, h, of_experts = layer(x, h, step)
+                x, h, of_experts = layer(x, h, step, aside)
+                aside = None
                 x, late = x if late is None else x + late, of_experts
                 x = layer.finish(x, own, step.loras)
             else:
@@ -167,11 +178,14 @@ class Layer(Generic[StepType]):
         self.products += [] if self.late is None else self.late.products
         self._rest = compiled(Layer._after_mixer) if compile and layer.experts is None else Layer._after_mixer
 
-    def __call__(self, x: Tensor, h: Tensor, step: StepType) -> tuple[Tensor, Tensor, Tensor | None]:
+    def __call__(
+        self, x: Tensor, h: Tensor, step: StepType, aside: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the layer's output, the input of its mixer, and what its late experts add. h: the input of the mixer
-        before.
+        before. aside: see `AsideSpec`.
         """
-        h = h if self.attn_norm is None else self._input(self.attn_norm(x))
+        if self.attn_norm is not None:
+            h = self._input(self.attn_norm(x if aside is None else x + aside))
         a = None if self.mixer is None else self.mixer(h, step)
         x, late = self._rest(self, x, h, a, step.loras)
         return x, h, late
@@ -222,6 +236,49 @@ class Layer(Generic[StepType]):
         return x if self.scale is None else x * self.scale
 
 
+class AsideLayer(Generic[StepType]):
+    """A layer whose output the next layer reads beside the residual stream: see `AsideSpec`."""
+
+    products: Sequence[Linear] = ()  # that adapters may change
+
+    def __init__(
+        self, spec: DecoderSpec, index: int, aside: AsideSpec, load: Loader, mixer: MakeMixer[StepType]
+    ) -> None:
+        prefix, block = f"layers.{index}.", block_of(aside)
+        self.attn_norm, self.mlp_norm = (Norm(spec, block + name, load) for name in ("attn_norm", "mlp_norm"))
+        self.mixer, self.gate = mixer(spec, index, load), Gate(spec)
+        self.inputs = load.of_block(block, ["gate", "up"], split="outputs")
+        self.down = load.of_block(block, ["down"], split="inputs")
+        self.low = LowRank(load, prefix, ["mlp"], [["gate", "up"]]) if aside.mlp_rank else None
+        self.output = load.linear(prefix, ["aside"])
+
+    def __call__(self, x: Tensor, first: Tensor, step: StepType) -> Tensor:
+        """Return [T, hidden]. first: the input of the first layer."""
+        u = self.mlp_norm(self.mixer(self.attn_norm(torch.cat([x, first], dim=1)), step))
+        gate_up = self.inputs(u)
+        return self.output(self.down(self.gate(gate_up if self.low is None else gate_up + self.low(u))))
+
+
+class LowRank:
+    """Products with two matrices each, NAME_low and those of ``outputs``, OUTPUT_high; their outputs side by side."""
+
+    def __init__(
+        self,
+        load: Loader,
+        prefix: str,
+        names: Sequence[str],
+        outputs: Sequence[Sequence[str]],
+        among: Shard | None = None,
+    ) -> None:
+        self.low = load.linear(prefix, [f"{name}_low" for name in names])
+        high = ([f"{name}_high" for name in of_one] for of_one in outputs)
+        self.high = [load.linear(prefix, of_one, split="outputs", among=among) for of_one in high]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        parts = self.low(x).split([len(rows) for rows in self.low.outputs], dim=1)
+        return torch.cat([high(part) for high, part in zip(self.high, parts, strict=True)], dim=1)
+
+
 def _scaled(x: Tensor, scale: float) -> Tensor:
     return x if scale == 1 else x * scale
 
@@ -265,11 +322,20 @@ class AttentionWeights:
         self.spec, self.layer = spec, spec.layers[index]
         self.index, self.heads = cache_index(spec, index), spec.heads_of(self.layer)
         projected = projections(self.layer)
+        self.low: LowRank | None = None
+        if (aside := self.layer.aside) is not None:
+            if aside.attention_rank:
+                self.low = LowRank(load, prefix, projected, [[name] for name in projected], load.shards.heads)
+            prefix = block_of(aside)
         names = (*projected, "attn_gate") if spec.attn_gate else projected
         biases = names if spec.qkv_bias else ()
-        self.inputs = load.linear(prefix, names, biases=biases, split="outputs", among=load.shards.heads)
-        o_biases = "o" if spec.o_bias else ()
-        self.output = load.linear(prefix, ["o"], biases=o_biases, split="inputs", among=load.shards.heads)
+        if aside is not None:
+            self.inputs = load.of_block(prefix, names, split="outputs", among=load.shards.heads)
+            self.output = load.of_block(prefix, ["o"], split="inputs", among=load.shards.heads)
+        else:
+            self.inputs = load.linear(prefix, names, biases=biases, split="outputs", among=load.shards.heads)
+            o_biases = "o" if spec.o_bias else ()
+            self.output = load.linear(prefix, ["o"], biases=o_biases, split="inputs", among=load.shards.heads)
         self.products = [self.inputs, self.output]
         self.ends = tuple(accumulate(map(len, self.inputs.outputs[: len(projected)])))
         self.norms: tuple[Tensor, ...] | None = None
@@ -345,6 +411,7 @@ class PagedLayer(AttentionWeights):
         """
         spec, layer, dim, num_heads = self.spec, self.layer, self.heads.head_dim, self.heads.num_heads
         flat, gate = self.inputs(h, loras).tensor_split(self.ends[-1:], dim=1)
+        flat = flat if self.low is None else flat + self.low(h)
         qk, v = flat.tensor_split([self._width], dim=1)
         qk = qk.unflatten(1, (-1, dim))
         v = qk[:, num_heads:] if layer.values_are_keys else v.unflatten(1, (-1, self.heads.value_dim))

@@ -78,6 +78,7 @@ class Loader:
     ) -> None:
         self.weights, self.device, self.dtype, self.shards = weights, device, dtype, shards or Shards()
         self.weight_format = weight_format
+        self._of_blocks: dict[tuple[str, ...], Linear] = {}
 
     def __call__(self, name: str, dtype: torch.dtype | None = None, *, split: Split | None = None) -> Tensor:
         """Return the weight, in its own shape."""
@@ -114,6 +115,13 @@ class Loader:
         by_column = dtype is torch.float32 and self.device.type == "cpu"
         weight = self._joined(parts, dtype, split, among, by_column=by_column)
         return Linear(parts, outputs, inputs[0], weight, bias, total)
+
+    def of_block(self, prefix: str, names: Sequence[str], *, split: Split, among: Shard | None = None) -> Linear:
+        """Return `linear` of matrices that several layers have in common: they are read once."""
+        key = tuple(prefix + name for name in names)
+        if key not in self._of_blocks:
+            self._of_blocks[key] = self.linear(prefix, names, split=split, among=among)
+        return self._of_blocks[key]
 
     def stacked(self, prefixes: Sequence[str], names: Sequence[str], *, split: Split) -> Tensor:
         """Return, for each prefix, its matrices one below the other, with columns of zeros for `grouped`:
