@@ -56,6 +56,8 @@ CHOICES: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier", "key_multiplier"), (1.0, 0.6, 1.7)),
     **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier", "lm_head_multiplier"), (1.0, 0.5, 1.4)),
     **dict.fromkeys(("q_lora_rank", "moe_latent_size"), (12, 18)),
+    **dict.fromkeys(("adapter_rank", "num_mem_blocks"), (1, 2, 3)),
+    **dict.fromkeys(("use_mem_rope", "use_shared_attention_adapter"), (True, False)),
     **dict.fromkeys(("scale_emb", "scale_depth"), (1.0, 0.7, 2.5)),
     **dict.fromkeys(("dim_model_base", "floor_scale"), (4, 16)),
     "time_step_min": (0.001, 0.2),
@@ -92,6 +94,7 @@ ROTARY: Sequence[Config] = (
     {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
      "original_max_position_embeddings": 32},
 )  # fmt: skip
+_OF_ZAMBA = ("head_dim", "attention_hidden_size", "hybrid_layer_ids", "kv_channels", "num_query_groups")
 LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "activation_sparsity_pattern",
          "layer_rope_theta")  # fmt: skip
 """Keys with a value per layer."""
@@ -106,10 +109,16 @@ def drawn(config: Config, seed: int) -> Config:
         return values[int(rng.integers(len(values)))]
 
     found = {usual.get(name, name): value for name, value in config.items()}
+    is_zamba = found["model_type"].startswith("zamba")
+    for name in _OF_ZAMBA if is_zamba else ():  # which follow from others
+        found.pop(name, None)
+    eps = found.get("rms_norm_eps")
     for choices, share in ((CHOICES, 0.5), (RARE, 0.05)):
         for key, values in choices.items():
             if isinstance(found.get(key), bool | int | float | str) and rng.random() < share:
                 found[key] = pick(values)
+    if is_zamba:  # where rounding errors of averages would be as large as these
+        found["rms_norm_eps"] = eps
     if found.get("use_sliding_window"):
         found["sliding_window"] = pick((2, 5))
     if found["model_type"].startswith("gemma4"):  # which has a row for each token
@@ -140,6 +149,8 @@ def _heads(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
         found["num_key_value_heads"] = 1 if found["multi_query"] else heads
     elif "num_key_value_heads" in found:
         found["num_key_value_heads"] = pick([n for n in range(1, heads + 1) if heads % n == 0])
+        if found.get("use_shared_attention_adapter"):  # its outputs are as many as those of queries
+            found["num_key_value_heads"] = heads
     size = pick((4, 8, 10, 12, 16, 20, 24))
     if found.get("head_dim") and found["model_type"] not in ("llama", "qwen2", "minicpm", "aria_text", "cohere2"):
         found |= {"head_dim": size, "hidden_size": pick((24, 32, 40, 64, 96))}

@@ -18,7 +18,6 @@ _REASONS: Mapping[str, str] = {
         qwen4_exp_text""",
     "layers whose state is of another kind": "rwkv xlstm zamba",
     "convolutions inside attention": "inkling2_text inkling_text zaya",
-    "one attention layer, whose weights several places of the model share": "zamba2",
     "runs behind an encoder of images or sounds": """
         emu3 fuyu git got_ocr2 mllama moshi moss_transcribe_diarize phi4_multimodal""",
     "reads the keys and values of another model": "gemma4_assistant gemma4_unified_assistant",

@@ -104,7 +104,8 @@ _REASONS: Mapping[str, str] = {
         cache_implementation chunk_size chunk_size_feed_forward deterministic_flash_attn dtype
         mamba_chunk_size mamba_ssm_cache_dtype n_ctx num_logits_to_keep pretraining_tp reference_compile
         reorder_and_upcast_attn repad_logits_with_grad residual_in_fp32 scale_attention_softmax_in_fp32 slow_but_exact
-        torch_dtype use_associative_scan use_cache use_falcon_mambapy use_mamba_kernels use_mambapy""",
+        torch_dtype use_associative_scan use_cache use_falcon_mambapy use_mamba_kernels use_mambapy use_mem_eff_path""",
+    "follows from other keys, and the reference does not read it": "kv_channels num_query_groups",
     "what another implementation returns": "output_attentions output_hidden_states return_dict use_return_dict",
     "where the file comes from": "_name_or_path name_or_path transformers_version unsloth_fixed unsloth_version",
     "tokens, which the tokenizer's files have": """

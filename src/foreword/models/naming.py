@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, takewhile
-from itertools import count as numbers
+from itertools import count as integers
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -86,8 +86,9 @@ def weights_from_gguf(
     names |= _fused_rows(tensors, spec, names, _FUSED_IN_GGUF)
     names |= {f"{DENSE}{i}": f"{name}.weight" for i, name in enumerate(GGUF_DENSE)}
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
-    weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, constants=family.constants)
-    used |= _unread(spec, names, family.parts_of_layer)
+    numbers = family.numbers(spec)
+    weights, used = _collect(path, tensors, wanted, names, numbers, constants=family.constants)
+    used |= _unread(spec, names, numbers)
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
         raise ModelError(f"{path}: tensor {extra[0]} is not part of a {spec.architecture} model. {fix}")
@@ -134,6 +135,7 @@ def weights_from_safetensors(
     """
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec), **_dense_names(pooling)}
     tensors = _renamed(path, tensors, family)
+    tensors = _untied(path, tensors, family.tied(spec))
     for end in family.experts_in_rows:
         tensors = _split_experts(tensors, end, spec, turned=end.endswith(family.transposed))
     if family.transposed:
@@ -153,8 +155,9 @@ def weights_from_safetensors(
     options: dict[str, Any] = {name: getattr(family, name) for name in ("constants", "optional")}
     options["transposed"] = False if stacked else family.transposed_experts
     options["computed"] = family.computed(spec)
-    weights, used = _collect(path, tensors, wanted, names, family.parts_of_layer, **options)
-    used |= _unread(spec, names, family.parts_of_layer)
+    numbers = family.numbers(spec)
+    weights, used = _collect(path, tensors, wanted, names, numbers, **options)
+    used |= _unread(spec, names, numbers)
     # Equal to the embedding, or of a model that computes no logits.
     heads = () if "lm_head" in weights else (str(names["lm_head"]),)
     _check_unused(path, tensors, used, spec.architecture, (*family.unused, *heads))
@@ -184,6 +187,24 @@ def _renamed(path: Path, tensors: Mapping[str, Tensor], family: Family) -> Mappi
         return tensors
     outside = DENSE, names["lm_head"].removesuffix("weight")
     return {name if name.startswith(outside) else f"{model}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _untied(path: Path, tensors: Mapping[str, Tensor], tied: Mapping[str, str]) -> Mapping[str, Tensor]:
+    """Return the tensors with one for each weight that several layers have in common: see `Family.tied`. Raise
+    ModelError for two that differ.
+    """
+    found = dict(tensors)
+    for name in tensors:
+        for part, of in tied.items():
+            if not name.startswith(part):
+                continue
+            own, other = found.pop(name), of + name.removeprefix(part)
+            if other not in tensors:
+                found[other] = own
+            elif differ(own, tensors[other]):
+                fix = "Use a file in which they are equal"
+                raise ModelError(f"{path}: tensors {name} and {other} are the same weight, and differ. {fix}")
+    return found
 
 
 def _split_experts(tensors: Mapping[str, Tensor], end: str, spec: DecoderSpec, *, turned: bool) -> Mapping[str, Tensor]:
@@ -225,7 +246,7 @@ def _joined(path: Path, tensors: Mapping[str, Tensor], end: str, parts: tuple[st
         stem = name.removesuffix(first)
         own = [stem + part for part in parts]
         if is_numbered:
-            own = [*takewhile(tensors.__contains__, (stem + parts[0].format(row=row) for row in numbers()))]
+            own = [*takewhile(tensors.__contains__, (stem + parts[0].format(row=row) for row in integers()))]
         if all(part in tensors for part in own):
             if len({tensors[part].shape[:] if is_numbered else tensors[part].shape[-1] for part in own}) > 1:
                 fix = "Use configuration and weights of the same model"
@@ -251,7 +272,7 @@ def _dense_names(pooling: PoolingSpec | None) -> dict[str, str]:
     return {f"{DENSE}{i}{end}": f"{DENSE}{i}.linear.{part}" for i in range(count) for end, part in parts.items()}
 
 
-def _unread(spec: DecoderSpec, names: Mapping[str, str | Rows], parts_of_layer: int = 1) -> set[str]:
+def _unread(spec: DecoderSpec, names: Mapping[str, str | Rows], numbers: Sequence[int] | None = None) -> set[str]:
     """Return the tensors of keys and values that layers would have if they did not read those of others, and those that
     experts would have whose output is their input.
     """
@@ -262,7 +283,7 @@ def _unread(spec: DecoderSpec, names: Mapping[str, str | Rows], parts_of_layer: 
         if (moe := layer.experts) is not None:
             own = range(moe.num_experts, moe.num_choices)
             found += [f"layers.{i}.experts.{e}.{part}" for e in own for part in ("gate", "up", "down")]
-    return {source_of(name, names, parts_of_layer)[0] for name in found}
+    return {source_of(name, names, numbers)[0] for name in found}
 
 
 def _gate_and_up(spec: DecoderSpec, name: str, end: str = "") -> dict[str, str | Rows]:
@@ -320,13 +341,16 @@ def has_own_head(path: Path, tensors: Mapping[str, Tensor], family: Family) -> b
     """Return whether safetensors hold a matrix of logits other than the embedding, whatever the configuration says."""
     names, tensors = {**SAFETENSORS_NAMES, **family.names}, _renamed(path, tensors, family)
     head, embed = (tensors.get(names[name]) for name in ("lm_head", "embed"))
-    if head is None or embed is None:
-        return False
-    if (head.shape, head.quant) != (embed.shape, embed.quant):
+    return head is not None and embed is not None and differ(head, embed)
+
+
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have other shapes, formats or bytes. A few rows are read at a time."""
+    if (one.shape, one.quant) != (other.shape, other.quant):
         return True
-    parts = range(0, head.shape[0], _ROWS_COMPARED)
+    parts = range(0, one.shape[0], _ROWS_COMPARED)
     rows = (Rows("", first, first + _ROWS_COMPARED) for first in parts)
-    return any((select_rows(head, part).data != select_rows(embed, part).data).any() for part in rows)
+    return any((select_rows(one, part).data != select_rows(other, part).data).any() for part in rows)
 
 
 def encoder_weights(
@@ -470,7 +494,7 @@ def _collect(
     tensors: Mapping[str, Tensor],
     wanted: Iterable[tuple[str, tuple[int, ...]]],
     names: Mapping[str, str | Rows],
-    parts_of_layer: int = 1,
+    numbers: Sequence[int] | None = None,
     *,
     transposed: bool | None = False,
     constants: Mapping[str, float | Callable[[tuple[int, ...]], F32]] = MappingProxyType({}),
@@ -478,7 +502,7 @@ def _collect(
     optional: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[dict[str, Tensor], set[str]]:
     """Return the weights, and the tensors that hold them. Ends at the first fault, whatever sizes the spec claims.
-    transposed, constants, computed, optional: see `Family`, where the first is transposed_experts.
+    numbers, transposed, constants, computed, optional: see `Family`, where the second is transposed_experts.
     """
     weights, used = {}, set()
     fix = "Use configuration and weights of the same model"
@@ -487,17 +511,17 @@ def _collect(
     num_experts: dict[str, tuple[tuple[int, ...], int]] = {}  # tensor of experts: its shape, and those wanted
     for name, shape in wanted:
         _, kind, _ = _parts(name)
-        if (numbers := computed.get(name)) is not None:
-            weights[name] = float_tensor(numbers)
+        if (values := computed.get(name)) is not None:
+            weights[name] = float_tensor(values)
             continue
         if (constant := constants.get(kind)) is not None:
             weights[name] = float_tensor(
                 constant(shape) if callable(constant) else np.full(shape, constant, np.float32)
             )
             continue
-        if kind not in names:
+        if kind not in names and name not in names:
             raise ModelError(f"{path}: such files have no tensor for {name}. Use a directory of safetensors")
-        found, rows, expert = source_of(name, names, parts_of_layer)
+        found, rows, expert = source_of(name, names, numbers)
         used.add(found)
         tensor = tensors.get(found)
         if tensor is None and (value := optional.get(kind)) is not None:
@@ -546,17 +570,20 @@ def has_source(name: str, names: Mapping[str, str | Rows]) -> bool:
 
 
 def source_of(
-    name: str, names: Mapping[str, str | Rows], parts_of_layer: int = 1
+    name: str, names: Mapping[str, str | Rows], numbers: Sequence[int] | None = None
 ) -> tuple[str, Rows | None, int | None]:
     """Return (tensor, rows, expert) that hold a canonical weight: ``rows`` of a fused tensor, ``expert`` of a stacked
-    tensor. `Family` explains ``parts_of_layer``.
+    tensor. `Family` explains ``numbers``; None: a layer has the same number in a file.
     """
     layer, kind, e = _parts(name)
-    source = names[kind]
+    source = names[name] if name in names else names[kind]
     rows = source if isinstance(source, Rows) else None
     template = names[rows.name] if rows else source
     assert isinstance(template, str)
-    i, part = divmod(int(layer), parts_of_layer) if layer else (None, None)
+    i, part = (int(layer), 0) if layer else (None, None)
+    if numbers is not None and i is not None:
+        first = numbers.index(numbers[i])
+        i, part = numbers[i], i - first
     return template.format(i=i, e=e, part=part), rows, int(e) if e and "{e}" not in template else None
 
 

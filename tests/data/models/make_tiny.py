@@ -55,6 +55,9 @@ FALCON = {"embedding_multiplier": 3.0, "lm_head_multiplier": 0.4, "key_multiplie
           "mlp_multipliers": [0.6, 1.3], "ssm_multipliers": [0.35, 0.8, 1.4, 0.5, 1.2]}  # fmt: skip
 STATES = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 4, "bos_token_id": None, "eos_token_id": 2,
           "pad_token_id": 0}  # fmt: skip
+# The eps of norms of Zamba are large below: rounding errors of averages would be as large as these.
+ZAMBA = {**{key: size for key, size in SIZES.items() if key != "num_key_value_heads"}, "n_mamba_heads": 4,
+         "mamba_ngroups": 2, "mamba_d_state": 10, "mamba_d_conv": 3, "chunk_size": 8}  # fmt: skip
 JAMBA = {"mamba_d_state": 10, "mamba_d_conv": 3, "mamba_expand": 2, "mamba_dt_rank": 5}
 NEMOTRON = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_group": 4, "topk_group": 2,
             "moe_shared_expert_intermediate_size": 20, "routed_scaling_factor": 1.5}  # fmt: skip
@@ -383,6 +386,15 @@ MODELS = {
     "recurrent-gemma-plain": transformers.RecurrentGemmaConfig(
         **{**SIZES, "num_key_value_heads": None, "intermediate_size": 51}, head_dim=12, attention_window_size=100,
         tie_word_embeddings=False, rms_norm_eps=0.01, rope_parameters=ROPE,
+    ),
+    "zamba2": transformers.Zamba2Config(
+        **{**ZAMBA, "num_hidden_layers": 5}, num_mem_blocks=2, use_shared_attention_adapter=True, adapter_rank=3,
+        use_mem_rope=True, layers_block_type=["mamba", "hybrid", "hybrid", "mamba", "hybrid"],
+        rope_parameters=ROPE, time_step_min=0.2, rms_norm_eps=0.5,
+    ),
+    "zamba2-plain": transformers.Zamba2Config(
+        **ZAMBA, adapter_rank=5, layers_block_type=["hybrid", "mamba", "hybrid", "mamba"], rms_norm_eps=0.3,
+        hidden_act="silu",
     ),
     "nemotron-h-latent": transformers.NemotronHConfig(
         **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"}, head_dim=10, mamba_num_heads=4,

@@ -46,6 +46,7 @@ from foreword.models.families import (
     qwen,
     routed,
     starcoder,
+    zamba,
 )
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import ENCODER_FAMILIES as ENCODER_FAMILIES
@@ -70,6 +71,7 @@ FAMILIES: Mapping[str, Family] = {
     **jamba.FAMILIES,
     **kimi.FAMILIES,
     **griffin.FAMILIES,
+    **zamba.FAMILIES,
     **nemotron.FAMILIES,
     **delta.FAMILIES,
     **lfm.FAMILIES,

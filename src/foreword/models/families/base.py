@@ -217,9 +217,11 @@ class Family:
     transposed_experts: safetensors with all experts of a layer in one tensor of floats hold each as [in, out]; None:
     some do, which their shapes say. experts_in_rows: the ends of the names of tensors that have the matrices of all
     experts one below the other; those of an expert e are read by names with experts.{e} in place of experts.mlp and
-    with .weight at the end. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the
-    same. parts_of_layer: as many layers of a spec are one layer of its files, in whose names {part} is the number of
-    one of them. is_scaled_in_gguf: weights of GGUF files are multiplied by the numbers of the spec already.
+    with .weight at the end. fused: weights that are rows of another tensor, and names that depend on the spec, of all
+    weights or, by their whole names, of those of one layer. gguf_fused: these of GGUF files; None: the same. numbers:
+    the layer of its files of each layer of a spec, see `in_parts`; {part} in names is the number of a layer among those
+    of one layer of the files. tied: beginnings of names of safetensors that stand for the tensors of others.
+    is_scaled_in_gguf: weights of GGUF files are multiplied by the numbers of the spec already.
     scaled_by_mlx: the config of a checkpoint by MLX, whose weights are multiplied by numbers of the config. is_scaled:
     they are multiplied so, and those of adapters are not.
     """
@@ -249,9 +251,10 @@ class Family:
     transposed: tuple[str, ...] = ()
     transposed_experts: bool | None = False
     experts_in_rows: tuple[str, ...] = ()
-    fused: Callable[[DecoderSpec], Mapping[str, Rows]] = lambda spec: {}
-    gguf_fused: Callable[[DecoderSpec], Mapping[str, Rows]] | None = None
-    parts_of_layer: int = 1
+    fused: Callable[[DecoderSpec], Mapping[str, str | Rows]] = lambda spec: {}
+    gguf_fused: Callable[[DecoderSpec], Mapping[str, str | Rows]] | None = None
+    numbers: Callable[[DecoderSpec], Sequence[int]] = lambda spec: range(spec.num_layers)
+    tied: Callable[[DecoderSpec], Mapping[str, str]] = lambda spec: {}
     is_scaled_in_gguf: bool = False
     scaled_by_mlx: Callable[[Config], Config] | None = None
     is_scaled: bool = False
@@ -391,6 +394,11 @@ def by_head(*sizes: tuple[str, int], source: str = "qkv") -> dict[str, Rows]:
         found |= {name + end: Rows(source + end, start, start + size, period) for end in ("", "_bias")}
         start += size
     return found
+
+
+def in_parts(count: int) -> Callable[[DecoderSpec], Sequence[int]]:
+    """Return `Family.numbers` of files in which each layer is as many of a spec."""
+    return lambda spec: [i // count for i in range(spec.num_layers)]
 
 
 def module_names(

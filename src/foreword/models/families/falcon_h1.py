@@ -13,6 +13,7 @@ from foreword.models.families.base import (
     Family,
     decoder,
     head_dim,
+    in_parts,
     module_names,
     num_layers,
     rope,
@@ -124,7 +125,7 @@ FAMILIES = {
         fused=fused_mamba,
         gguf="falcon-h1",
         gguf_names=STATE_NAMES_IN_GGUF,
-        parts_of_layer=2,
+        numbers=in_parts(2),
         is_scaled_in_gguf=True,
         scaled_by_mlx=_scaled_by_mlx,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import Family, check_groups, decoder
+from foreword.models.families.base import Family, check_groups, decoder, in_parts
 from foreword.models.families.deepseek import (
     LATENT_KEYS,
     LATENT_NAMES,
@@ -87,6 +87,6 @@ FAMILIES = {
         unused=("score.", "model.mtp"),
         interleaved=True,
         fused=lambda spec: {name: rows for name, rows in latent_rows(spec).items() if name != "q"},
-        parts_of_layer=_BLOCKS,
+        numbers=in_parts(_BLOCKS),
     )
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -95,16 +95,16 @@ class Module:
         return self.parts[0][0].endswith(".router")
 
 
-def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows], parts_of_layer: int) -> dict[str, Module]:
+def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows], numbers: Sequence[int]) -> dict[str, Module]:
     """Return the linear layers that an adapter may change, by name.
 
-    names: canonical weight → tensor of a file, or rows of one. parts_of_layer: see `Family`.
+    names: canonical weight → tensor of a file, or rows of one. numbers: see `Family`.
     """
     modules: dict[str, Module] = {}
     for name, shape in weight_names(spec):
         if not _TARGET.fullmatch(name) or not has_source(name, names):
             continue
-        tensor, rows, _ = source_of(name, names, parts_of_layer)
+        tensor, rows, _ = source_of(name, names, numbers)
         rows = rows or Rows(tensor, 0, shape[0])
         stop = rows.stop if rows.period is None else shape[0] // (rows.stop - rows.start) * rows.period
         other = modules.get(key := tensor.removesuffix(".weight"), Module(0, shape[1], ()))

@@ -36,7 +36,7 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
         raise ModelError(f"{path}: adapter.alora.invocation_tokens is not supported. Use a plain LoRA adapter")
     family = GGUF_FAMILIES[architecture]
     alpha = gguf.get("adapter.lora.alpha", float, 0.0)
-    modules = modules_of(spec, family.names_in_gguf(spec), family.parts_of_layer)
+    modules = modules_of(spec, family.names_in_gguf(spec), family.numbers(spec))
     modules = {name: module for name, module in modules.items() if not name.endswith(_OF_HEADS)}
     pairs: dict[str, LoraPair] = {}
     for name, (a, b) in factors_of(path, gguf.tensors, _TENSOR, modules, _CONVERT_AGAIN).items():

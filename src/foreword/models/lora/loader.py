@@ -33,7 +33,7 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapte
             reason = f"the weights of this {spec.architecture} have its multipliers, those of an adapter not"
             raise ModelError(f"{path}: {reason}. Use the model's own checkpoint of safetensors")
         names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
-        adapter = read_peft(path, modules_of(spec, names, family.parts_of_layer), {**_OF_TEXT, **family.renamed})
+        adapter = read_peft(path, modules_of(spec, names, family.numbers(spec)), {**_OF_TEXT, **family.renamed})
         return in_order(adapter, spec, is_interleaved=family.interleaved, is_tiled=False)
 
     return _read_unchanged(Path(path), read)
