@@ -14,9 +14,10 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_p
 """The ends of the names of linear layers of attention and of a dense MLP, in most families."""
 NOT_CHANGED = (
     r"[qk]_norm\.|embed|word_emb|\.wte|\.wpe|lm_head|^output\.|conv1d|\.conv\.conv|altup|laurel|(?<!shared_)experts\."
-    r"|block_sparse_moe\.(in|out)put_linear"
+    r"|block_sparse_moe\.(in|out)put_linear|shared_transformer|layers\.\d+\.linear\."
 )
-"""Parts of the names of other matrices: of embeddings and logits, convolutions, several streams, and single experts."""
+"""Parts of the names of other matrices: of embeddings and logits, convolutions, several streams, single experts,
+and layers aside."""
 
 
 def linear_modules(shapes, ends=("",)):

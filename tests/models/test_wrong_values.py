@@ -72,7 +72,7 @@ LISTS = {
     "pruned_heads": [{}],
     "per_layer_config": [{}],
     "attn_config": [{}],
-    ("dbrx", "attn_config"): [],  # whose number of key/value heads would contradict the other one
+    ("dbrx", "attn_config"): [],  # its number of key/value heads would contradict the other one
     "linear_attn_config": [{}],
     "ffn_config": [{}],
     "auto_map": [{}, {"x": 1}],

@@ -1,14 +1,18 @@
 """Weights that several layers have in common: copies in files, and one copy in memory."""
 
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from foreword.errors import ModelError
 from foreword.executors.native import NativeExecutor
 from foreword.models.loader import load_model
+from foreword.models.lora import read_lora
 from foreword.models.spec import AsideSpec
 from kernels.kernel_reference import SPECS, random_weights
+from models.lora_files import write_peft
 from models.recorded import TINY, assert_logits
 from models.running import EXECUTORS
 from models.tiny import random_tensors, write_model
@@ -37,6 +41,16 @@ def test_copies_of_a_block_that_differ_are_refused(tmp_path):
     message = rf"tensors {LAST}pre_ff_layernorm\.weight and {FIRST}pre_ff_layernorm\.weight are the same weight"
     with pytest.raises(ModelError, match=message):
         loaded(tmp_path, TENSORS | other)
+
+
+@pytest.mark.parametrize("module", [FIRST + "self_attn.q_proj", "model.layers.1.linear"])
+def test_adapters_of_layers_aside_are_refused_by_name(tmp_path, module):
+    model = loaded(tmp_path, TENSORS)
+    rows, cols = TINY["zamba2"]["shapes"][f"{module}.weight"]
+    own = {module: (np.ones((4, cols), np.float32), np.ones((rows, 4), np.float32))}
+    folder = write_peft(tmp_path / "adapter", own, target_modules=[module.rpartition(".")[2]])
+    with pytest.raises(ModelError, match=rf"changes {re.escape(module)}, which is not supported"):
+        read_lora(folder, model.spec, model.family)
 
 
 def test_the_weights_of_a_block_are_in_memory_once():

@@ -135,7 +135,7 @@ class PassContext {
   ForwardInput input{};
   FloatRows x;                   // residual stream [T, hidden_size]
   FloatRows branch;              // [T, hidden_size], added to x after a norm or a sum
-  FloatRows first;               // outputs of the first product of attention or an MLP, of a part; rows as long as its own
+  FloatRows first;               // outputs of the first product of attention or an MLP, of a part, in rows of its size
   FloatRows first_input, aside;  // [T, hidden_size], the input of the first layer, and the output of a layer aside
   ProductInput normed;           // rows of x after a norm: the input of qkv, gate, up and router
   Products products;

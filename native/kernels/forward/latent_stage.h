@@ -39,10 +39,10 @@ class LatentStage {
   const int heads_;
   KindSet q_kinds_{};
   ProductInput q_input_;
-  FloatRows q_normed_;     // [threads, q_rank]
-  FloatRows queries_;      // [T, heads, query_dim], of the second product of q
+  FloatRows q_normed_;           // [threads, q_rank]
+  FloatRows queries_;            // [T, heads, query_dim], of the second product of q
   HeadProducts nope_, latents_;  // with Wk_b and Wv_b
-  FloatRows values_;       // [T, heads, value_dim]
+  FloatRows values_;             // [T, heads, value_dim]
 };
 
 }  // namespace foreword::kernels

@@ -519,7 +519,7 @@ def _collect(
                 constant(shape) if callable(constant) else np.full(shape, constant, np.float32)
             )
             continue
-        if kind not in names and name not in names:
+        if not has_source(name, names):
             raise ModelError(f"{path}: such files have no tensor for {name}. Use a directory of safetensors")
         found, rows, expert = source_of(name, names, numbers)
         used.add(found)
@@ -566,7 +566,7 @@ def _parts(name: str) -> tuple[str | None, str, str | None]:
 
 def has_source(name: str, names: Mapping[str, str | Rows]) -> bool:
     """Return whether a file may hold a canonical weight. It may not hold those that `Family.computed` makes."""
-    return _parts(name)[1] in names
+    return name in names or _parts(name)[1] in names
 
 
 def source_of(
