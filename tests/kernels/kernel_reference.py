@@ -231,7 +231,7 @@ SPECS: dict[str, DecoderSpec] = {
     "kept_inputs": tiny_spec(
         layers=(
             LayerSpec(None, recurrent=FIXED, mixer_scale=0.7, mlp_scale=1.1, kept=(1.5, 0.8)),
-            LayerSpec(rope(16), 24, moe=MoeSpec(5, 2, 64), mixer_scale=0.6, kept=(0.9, 1.2)),
+            LayerSpec(rope(16), moe=MoeSpec(5, 2, 64), mixer_scale=0.6, kept=(0.9, 1.2)),
             LayerSpec(None, recurrent=FIXED),
         )
     ),
