@@ -38,7 +38,7 @@ class Decoder {
   Decoder(const Isa &isa, const Case &c)
       : case_(c),
         model_({kHidden, kHeads, 1, kHeadDim, kVocab, 1, 1e-5f, 1.f / std::sqrt(float(kHeadDim)), 1.f, Gate::silu, 0.f, 0.f},
-               {c.cache, 2 * blocks() + 1, c.block_size, kLayers, 1, kHeadDim, kHeadDim, false, {}}, isa, 1) {
+               {c.cache, 2 * blocks() + 1, c.block_size, kLayers, HeadShape::of(1, kHeadDim, kHeads, kHeadDim), false, {}}, isa, 1) {
     model_.set_embedding(matrix(kVocab, kHidden, 1.f));
     Rope rope{{}, 1., {}};
     for (int j = 0; j < kHeadDim / 2; ++j) rope.inv_freq.push_back(std::pow(10000., -2. * j / kHeadDim));

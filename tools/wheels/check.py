@@ -17,7 +17,7 @@ import venv
 import zipfile
 from pathlib import Path
 
-LARGEST_MB = {"foreword": 3.1, "foreword_batch": 0.7}
+LARGEST_MB = {"foreword": 3.2, "foreword_batch": 0.7}
 """Of `foreword`, kernels of six instruction sets are 1.2 MB, Python sources, pages and vectors 1.4 MB."""
 WANTED = {
     "foreword": ("foreword/cli/app.py", "foreword/models/known.json"),
