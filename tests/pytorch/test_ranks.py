@@ -130,7 +130,7 @@ def test_a_killed_rank_ends_every_step_and_the_other_ranks(monkeypatch):
     with pytest.raises(EngineError, match="rank 1 of the model was ended by SIGKILL"):
         own.step()
     assert second.wait(60) is not None
-    assert aborted == [executor.shards]
+    assert [shards for shards in aborted if shards is executor.shards] == [executor.shards]  # others may end, too
     own.close()
 
 
