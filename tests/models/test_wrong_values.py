@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,14 @@ def test_a_key_of_a_wrong_type_is_refused_also_where_nothing_reads_it(model_type
         assert not (True in values and any(map(is_number, values))) or family.keys[key].values, key
 
 
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_key_that_is_null_is_read_or_refused(model_type):
+    family, config = FAMILIES[model_type], TINY[NAMES[model_type]]["config"]
+    for key in {*config, *(key.label for key in family.keys.values())} - {"model_type"}:
+        with suppress(ModelError):
+            family.read(Config(PATH, {**config, key: None}))
+
+
 @pytest.mark.parametrize("kind", ROPE_TYPES)
 def test_rotary_parameters_of_a_wrong_type_are_refused(kind):
     config = {**TINY[NAMES["llama"]]["config"]}
@@ -135,6 +144,8 @@ def test_rotary_parameters_of_a_wrong_type_are_refused(kind):
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
             "rope_type 'linear' is not supported",
         ),
+        ("longcat_flash", {"head_dim": 2}, "head_dim = 2 is not supported"),
+        ("kolibri1", {"moe_intermediate_size": None}, "moe_intermediate_size = None is not supported"),
         ("zamba2", {"layers_block_type": ["hybrid"] * 3}, "layers_block_type .* is not 5 of mamba and"),
         ("zamba2", {"layers_block_type": ["full_attention"] * 5}, "layers_block_type .* is not 5 of mamba and"),
         ("zamba2", {"hybrid_layer_ids": [0]}, r"hybrid_layer_ids = \[0\] is not supported"),

@@ -33,6 +33,8 @@ def longcat_flash(config: Config) -> DecoderSpec:
     mla, hidden = latent_sizes(config), config.size("hidden_size")
     if not mla.q_rank:
         raise config.refused("q_lora_rank", config.value("q_lora_rank"))
+    if config.value("head_dim") not in (None, mla.rope_dim):  # by which the reference rotates
+        raise config.refused("head_dim", config.value("head_dim"))
     mla = replace(mla, kv_scale=(hidden / mla.kv_rank) ** 0.5)
     moe = MoeSpec(
         num_experts=config.size("n_routed_experts", most=1 << 16),

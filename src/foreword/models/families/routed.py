@@ -195,14 +195,13 @@ def kolibri(config: Config) -> DecoderSpec:
     """Return the spec of Kolibri 1: a rotation in layers with a window alone, and experts that are chosen by the biased
     outputs of their router.
     """
-    rotary = rope(config)
+    rotary, inner = rope(config), config.size("moe_intermediate_size")
     spans = windows(config, lambda i: (i + 1) % 5 != 0)
     moe = replace(
         experts(config, shared=True), scoring="sigmoid", router_bias=True, ranks_outputs=True, shared_gate=False
     )
     rotates = [span is not None or not has_window(config) for span in spans]
     layers = tuple(LayerSpec(rotary if turns else None, span, moe) for span, turns in zip(spans, rotates, strict=True))
-    inner = config.size("moe_intermediate_size")
     return decoder(config, "kolibri1", layers, intermediate_size=inner, qk_norm=True, post_norms=True)
 
 
