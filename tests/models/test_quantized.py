@@ -639,11 +639,7 @@ ONE = {"plain": np.ones((1, 2), "<f4")}
             H,
             r"zero_quant_params = \{'nbits': 8\} is not supported",
         ),
-        (
-            HQQ,
-            {**H, "nbits": np.array(3, "<i4")},
-            r"tensor 'w\.nbits': \[3\] bit are not supported.* of 1, 2, 4, 8 bit",
-        ),
+        (HQQ, {**H, "nbits": np.array(3, "<i4")}, r"tensor 'w\.nbits': 3 bit are not supported.* of 1, 2, 4, 8 bit"),
         (HQQ, without(H, "axis"), r"tensor 'w\.W_q': comes without w\.axis"),
         (HQQ, without(H, "zero"), r"tensor 'w\.W_q': comes without w\.zero"),
         (HQQ, {**H, "axis": np.array(2, "<i4")}, r"does not fit shape \[16, 96\], 4 bit, groups of 32 along axis 2"),
@@ -652,6 +648,9 @@ ONE = {"plain": np.ones((1, 2), "<f4")}
         (HQQ, {**H, "zero": np.ones((47, 1), "<f4")}, r"tensor 'w\.zero': shape \(47, 1\) does not fit"),
         (HQQ, {**H, "axis": np.array(1, "<f4")}, r"tensor 'w\.axis': dtype is F32, expected I32, I64, U8"),
         (HQQ, {**H, "quant_zero": np.array(1, "|i1")}, "zero points that are quantised are not supported"),
+        (HQQ, {**H, "quant_scale": np.array(1, "<f2")}, "zero points that are quantised are not supported"),
+        (HQQ, {**H, "group_size": np.array([32, 7], "<i4")}, r"'w\.group_size': has 2 numbers, expected 1"),
+        (HQQ, {**H, "shape": np.array(16, "<i8")}, r"'w\.shape': has 1 numbers, expected 2"),
         ({**FP8, "expert_dtype": "fp4"}, F, "expert_dtype is 'fp4', which is not supported"),
         ({**FP8, "offset": 0}, F, r"quantization_config\.offset = 0 is not supported"),
         (

@@ -81,15 +81,16 @@ def hqq_matrices(entries: Mapping[str, Entry], settings: Config, method: str) ->
         stem = name.removesuffix("W_q")
         scale, zero = (part(entries, weight, stem + key, "float") for key in ("scale", "zero"))
         for key in _UNSUPPORTED:
-            if (flag := entries.get(stem + key)) is not None and _numbers(flag).any():
+            if (flag := entries.get(stem + key)) is not None and flag.rows.read().any():
                 raise flag.error("scales and zero points that are quantised are not supported", WITHOUT_IT)
-        bits, group_size, axis, shape = (
-            _numbers(_setting(entries, weight, stem + key)).tolist() for key in ("nbits", "group_size", "axis", "shape")
+        (bits,), (group_size,), (axis,), shape = (
+            _setting(entries, weight, stem + key, count)
+            for key, count in (("nbits", 1), ("group_size", 1), ("axis", 1), ("shape", 2))
         )
-        if bits not in ([n] for n in _BITS):
+        if bits not in _BITS:
             fix = f"Use a checkpoint of {', '.join(map(str, _BITS))} bit"
             raise entries[f"{stem}nbits"].error(f"{bits} bit are not supported", fix)
-        matrix = _matrix(weight, scale, zero, bits[0], group_size[0], axis[0], shape)
+        matrix = _matrix(weight, scale, zero, bits, group_size, axis, shape)
         others = (entries.get(stem + key) for key in (*_UNSUPPORTED, *_WITHOUT_EFFECT))
         used = (entries[stem + key] for key in ("nbits", "group_size", "axis", "shape"))
         parts = (weight, scale, zero, *used, *(entry for entry in others if entry is not None))
@@ -101,7 +102,7 @@ def _matrix(
 ) -> _HqqMatrix:
     """Raise ModelError unless the tensors of a matrix fit its settings."""
     what = f"shape {shape}, {bits} bit, groups of {group_size} along axis {axis}"
-    fits = len(shape) == 2 and axis in (0, 1) and group_size > 0 and min(shape) > 0
+    fits = axis in (0, 1) and group_size > 0 and min(shape) > 0
     fits = fits and weight.rows.nbytes * 8 == shape[0] * shape[1] * bits and shape[0] * bits % 8 == 0
     if not fits or shape[axis] % group_size:
         raise weight.error(f"shape {weight.shape} does not fit {what}", SAME_MODEL)
@@ -113,18 +114,17 @@ def _matrix(
     return _HqqMatrix(bits, columns, (shape[0], shape[1]), weight, scale, zero, num_rows)
 
 
-def _setting(entries: Mapping[str, Entry], weight: Entry, name: str) -> Entry:
-    """Return a setting of a matrix. Raise ModelError if it is not there or no integer."""
+def _setting(entries: Mapping[str, Entry], weight: Entry, name: str, count: int) -> list[int]:
+    """Return a setting of a matrix. Raise ModelError unless it is there, as so many integers."""
     found = entries.get(name)
     if found is None:
         raise weight.error(f"comes without {name}")
     if found.dtype not in _TYPES:
         raise found.error(f"dtype is {found.dtype}, expected {', '.join(_TYPES)}")
-    return found
-
-
-def _numbers(entry: Entry) -> np.ndarray:
-    return entry.rows.read().view(_TYPES[entry.dtype]).ravel()
+    numbers: list[int] = found.rows.read().view(_TYPES[found.dtype]).ravel().tolist()
+    if len(numbers) != count:
+        raise found.error(f"has {len(numbers)} numbers, expected {count}")
+    return numbers
 
 
 def _check(settings: Config) -> None:
