@@ -196,6 +196,15 @@ def test_a_tensor_of_several_weights_that_is_longer_along_any_axis_is_refused_wi
             load_model(write_model(tmp_path, TINY[name]["config"], changed))
 
 
+@pytest.mark.parametrize("name", ["gpt-neox", "bloom", "persimmon"])
+def test_a_bias_of_several_weights_that_lacks_a_number_is_refused_with_its_shape(tmp_path, name):
+    tensors = random_tensors(TINY[name]["shapes"])
+    bias = next(key for key in tensors if key.endswith("query_key_value.bias"))
+    folder = write_model(tmp_path, TINY[name]["config"], {**tensors, bias: tensors[bias][:-1]})
+    with pytest.raises(ModelError, match=rf"{bias} \(layers\.0\.q_bias\) has shape \({len(tensors[bias]) - 1},\)"):
+        load_model(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "tensor"), [("roberta", "embeddings.position_embeddings.weight"), ("modernbert", "layers.0.mlp.Wi.weight")]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Tensor:
 
 def float_tensor(values: F32) -> Tensor:
     """Return a float32 array as a tensor of its shape."""
-    flat = np.ascontiguousarray(values, "<f4").reshape(-1, values.shape[-1])
+    flat = np.ascontiguousarray(values, "<f4").reshape(prod(values.shape[:-1]), values.shape[-1])
     return Tensor(flat.view(np.uint8), Quant.F32, values.shape)
 
 
