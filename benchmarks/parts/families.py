@@ -67,10 +67,13 @@ def llama_like(spec: DecoderSpec) -> DecoderSpec:
     return replace(base, intermediate_size=max(64, round(columns / 64) * 64))
 
 
-def _share_read(spec: DecoderSpec, name: str, tokens: int) -> float:
-    """Return the expected part of a weight that a step of this many tokens reads: a token takes each expert equally
-    often.
+def _times_read(spec: DecoderSpec, name: str, tokens: int) -> float:
+    """Return how often a step of this many tokens is expected to read a weight: once per layer that has it, and of the
+    experts, which tokens take equally often, a part.
     """
+    if name.startswith("blocks."):
+        block = int(name.split(".")[1])
+        return sum(layer.aside is not None and layer.aside.block == block for layer in spec.layers)
     if ".experts." not in name:
         return 1.0
     moe = spec.layers[int(name.split(".")[1])].moe
@@ -87,7 +90,7 @@ def _matrices(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def weights_read(spec: DecoderSpec, tokens: int) -> float:
     """Return the number of weights that a step of this many tokens reads."""
-    return sum(_share_read(spec, name, tokens) * prod(shape) for name, shape in _matrices(spec))
+    return sum(_times_read(spec, name, tokens) * prod(shape) for name, shape in _matrices(spec))
 
 
 def step_bytes(spec: DecoderSpec, weights: Weights, weight_format: Files, shape: Shape) -> float:
@@ -95,7 +98,7 @@ def step_bytes(spec: DecoderSpec, weights: Weights, weight_format: Files, shape:
     values in bfloat16; states, once in each direction.
     """
     moved = sum(
-        _share_read(spec, name, shape.num_tokens) * weight_bytes(spec, name, weights[name], weight_format)
+        _times_read(spec, name, shape.num_tokens) * weight_bytes(spec, name, weights[name], weight_format)
         for name, _ in _matrices(spec)
     )
     for layer in spec.layers:

@@ -30,6 +30,17 @@ def test_a_step_reads_the_experts_that_its_tokens_choose():
         assert families.weights_read(spec, tokens) == pytest.approx(others + all_of_them * chance)
 
 
+def test_a_step_reads_a_shared_block_once_per_layer_that_has_it():
+    spec = families.read_spec("Zamba 2")
+    shared = [spec.layers[i].aside.block for i in range(spec.num_layers) if spec.layers[i].aside]
+    sizes = {name: np.prod(shape) for name, shape in weight_names(spec) if len(shape) > 1 and name != "embed"}
+    read = sum(
+        size * (shared.count(int(name.split(".")[1])) if name.startswith("blocks.") else 1)
+        for name, size in sizes.items()
+    )
+    assert families.weights_read(spec, 1) - (spec.vocab_size * spec.hidden_size if spec.tie_embeddings else 0) == read
+
+
 @pytest.mark.parametrize(("family", "per_token"), [
     ("Llama", 2 * 2 * COMMON["num_key_value_heads"] * COMMON["hidden_size"] // COMMON["num_attention_heads"]),
     ("DeepSeek V2", 2 * (256 + 32)),  # a latent vector and the part of the keys with rotary positions
