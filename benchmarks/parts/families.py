@@ -68,8 +68,8 @@ def llama_like(spec: DecoderSpec) -> DecoderSpec:
 
 
 def _times_read(spec: DecoderSpec, name: str, tokens: int) -> float:
-    """Return how often a step of this many tokens is expected to read a weight: once per layer that has it, and of the
-    experts, which tokens take equally often, a part.
+    """Return the expected number of times that a step of this many tokens reads a weight: once per layer that has it;
+    below once for an expert, of which each is as likely as the others.
     """
     if name.startswith("blocks."):
         block = int(name.split(".")[1])
