@@ -250,7 +250,7 @@ FW_INLINE void scan_channels(const SelectiveScan &s, int t, int channel, const f
   FW_UNROLL for (int j = 0; j < T; ++j) {
     const F32 z = load(s.gate + size_t(t + j) * s.stride + channel);
     const F32 y = fma(load(s.skip + channel), load(s.x + size_t(t + j) * s.stride + channel), out[j]);
-    store(s.out + size_t(t + j) * s.out_stride + channel, mul(y, div(z, add(set1(1.f), exp_f32(sub(set1(0.f), z))))));
+    store(s.out + size_t(t + j) * s.out_stride + channel, mul(y, silu(z)));
   }
 }
 
@@ -285,8 +285,7 @@ void convolve(const Convolution &c) {
       for (int i = 0; i < before; ++i) store(c.last + size_t(i) * c.channel_stride + channel, input(T + i));
       FW_ROLLED for (int j = 0; j < T; ++j) {
         const F32 sum = sums[j];
-        store(rows + size_t(j) * c.stride + channel,
-              c.silu ? div(sum, add(set1(1.f), exp_f32(sub(set1(0.f), sum)))) : sum);
+        store(rows + size_t(j) * c.stride + channel, c.silu ? silu(sum) : sum);
       }
     }
   };

@@ -10,9 +10,6 @@ FW_INLINE void over_vectors(size_t size, F &&f) {
   for (size_t k = 0; k < size; k += kLanes) f(k);
 }
 
-FW_INLINE F32 silu(F32 x) { return div(x, add(set1(1.f), exp_f32(sub(set1(0.f), x)))); }
-
-
 // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
 FW_INLINE F32 gelu_tanh(F32 x) {
   const F32 cubic = fma(mul(mul(x, x), x), set1(0.044715f), x);

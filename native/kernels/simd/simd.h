@@ -239,6 +239,7 @@ FW_INLINE F32 exp_f32(F32 x) {
 }
 
 FW_INLINE F32 sigmoid(F32 x) { return div(set1(1.f), add(set1(1.f), exp_f32(sub(set1(0.f), x)))); }
+FW_INLINE F32 silu(F32 x) { return div(x, add(set1(1.f), exp_f32(sub(set1(0.f), x)))); }
 
 // tanh(x) = 1 - 2 / (e^2x + 1)
 FW_INLINE F32 tanh_f32(F32 x) {
