@@ -379,6 +379,7 @@ void MoeStage::route(const Moe &moe, Share share, Routes &routes) const {
       weight[j] = (moe.norm_topk ? weight[j] / chosen : weight[j]) * moe.scale;
       if (moe.expert_scales) weight[j] *= moe.expert_scales[expert[j]];
     }
+    if (!moe.identities) continue;
     float &kept = routes.kept.data()[t] = 0.f;
     for (int j = 0; j < k; ++j) kept += expert[j] < int(moe.experts.size()) ? 0.f : weight[j];
   }
