@@ -72,7 +72,8 @@ class LoraStep {
   Shrunk alone(int thread, Share tokens) const {
     return {alone_.data() + ptrdiff_t(thread) * kTokensAlone - tokens.begin, 1};
   }
-  // Calls f(pair, tokens, count) for each adapter that changes the matrix, with its tokens of these rows.
+  // Calls f(pair, next, tokens, count) for each adapter of the step, with its tokens of these rows. pair: its change of
+  // the matrix, without ranks if it has none. next: that of the adapter after it, or null.
   template <class F>
   void for_pairs(const PackedMatrix &matrix, Share rows, F &&f) const;
 
