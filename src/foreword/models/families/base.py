@@ -145,6 +145,15 @@ SAFETENSORS_NAMES: Mapping[str, str] = {
     **{f"experts.{name}": f"{_LAYER}mlp.experts.{{e}}.{name}_proj.weight" for name in ("gate", "up", "down")},
     **{f"shared.{name}": f"{_LAYER}mlp.shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")},
 }
+SPARSE_MOE = _LAYER + "block_sparse_moe."
+SPARSE_MOE_NAMES: Mapping[str, str] = {
+    "router": SPARSE_MOE + "gate.weight",
+    **{
+        f"experts.{name}": f"{SPARSE_MOE}experts.{{e}}.{part}.weight"
+        for name, part in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    },
+}
+"""The names of the router and of the experts of Mixtral, which other families have, too."""
 GGUF_LAYER = _BLOCK = "blk.{i}."
 GGUF_NAMES: Mapping[str, str] = {
     "embed": "token_embd.weight",

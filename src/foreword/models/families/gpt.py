@@ -220,6 +220,7 @@ _GPT_NAMES = module_names(
 _NEOX = {
     "attn_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
+    "qkv": "attention.query_key_value",
     "o": "attention.dense",
     "up": "mlp.dense_h_to_4h",
     "down": "mlp.dense_4h_to_h",
@@ -248,11 +249,7 @@ FAMILIES = {
             ],
             hidden_act="gelu",
         ),
-        names=module_names(
-            _LAYER,
-            {**_NEOX, "qkv": "attention.query_key_value"},
-            {"embed": "gpt_neox.embed_in", "final_norm": "gpt_neox.final_layer_norm"},
-        ),
+        names=module_names(_LAYER, _NEOX, {"embed": "gpt_neox.embed_in", "final_norm": "gpt_neox.final_layer_norm"}),
         renamed={
             "model.h.": "gpt_neox.layers.",
             "model.embed_out.": "lm_head.",
@@ -279,7 +276,7 @@ FAMILIES = {
         names={
             **module_names(
                 "gpt_neox_japanese.layers.{i}.",
-                {**_NEOX, "qkv": "attention.query_key_value"},
+                _NEOX,
                 {
                     "embed": "gpt_neox_japanese.embed_in",
                     "final_norm": "gpt_neox_japanese.final_layer_norm",

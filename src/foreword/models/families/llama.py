@@ -12,6 +12,7 @@ from foreword.models.families.base import (
     HIDDEN_ACT,
     MAX_WINDOW,
     NORMED_EXPERTS,
+    SPARSE_MOE_NAMES,
     WINDOWS,
     WITH_BIASES,
     Family,
@@ -127,7 +128,6 @@ def _grouped_rows(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 
 _WINDOW = "*.attention.sliding_window"
-_MIXTRAL = "model.layers.{i}.block_sparse_moe."
 _COMMON = (*DECODER, HIDDEN_ACT)
 _BIASED = (*DECODER, HIDDEN_ACT, *WITH_BIASES)
 _CWM_ROPE = {
@@ -241,12 +241,7 @@ FAMILIES = {
         "Mixtral",
         mixtral,
         table(_COMMON, WINDOWS, NORMED_EXPERTS, num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1e6),
-        names={
-            "router": _MIXTRAL + "gate.weight",
-            "experts.gate": _MIXTRAL + "experts.{e}.w1.weight",
-            "experts.down": _MIXTRAL + "experts.{e}.w2.weight",
-            "experts.up": _MIXTRAL + "experts.{e}.w3.weight",
-        },
+        names=SPARSE_MOE_NAMES,
         shared_gguf="llama",
     ),
     "ernie4_5": Family(

@@ -16,6 +16,8 @@ from foreword.models.families.base import (
     DECODER,
     HIDDEN_ACT,
     NORMED_EXPERTS,
+    SPARSE_MOE,
+    SPARSE_MOE_NAMES,
     WINDOWS,
     Family,
     Rows,
@@ -99,14 +101,7 @@ def _rates(spec: DecoderSpec) -> Mapping[str, F32]:
     return found
 
 
-_MOE = "model.layers.{i}.block_sparse_moe."
 _ATTN = "model.layers.{i}.self_attn."
-_EXPERTS = {
-    "router": _MOE + "gate.weight",
-    "experts.gate": _MOE + "experts.{e}.w1.weight",
-    "experts.down": _MOE + "experts.{e}.w2.weight",
-    "experts.up": _MOE + "experts.{e}.w3.weight",
-}
 _STEP_OF_ONE = math.log(math.e - 1)
 """The number whose softplus is 1."""
 FAMILIES = {
@@ -126,7 +121,7 @@ FAMILIES = {
             rope_theta=1e6,
         ),
         names={
-            **_EXPERTS,
+            **SPARSE_MOE_NAMES,
             "in_proj": _ATTN + "in_proj.weight",
             "state.z": _ATTN + "output_gate.weight",
             "state.norm": _ATTN + "norm.weight",
@@ -149,7 +144,7 @@ FAMILIES = {
             rope_theta=5e6,
             num_experts_per_tok=8,
         ),
-        names={**_EXPERTS, "router_bias": _MOE + "e_score_correction_bias"},
+        names={**SPARSE_MOE_NAMES, "router_bias": SPARSE_MOE + "e_score_correction_bias"},
         gguf="minimax-m2",
     ),
 }

@@ -13,6 +13,7 @@ from foreword.models.families.base import (
     HIDDEN_ACT,
     LAYER_NORM_EPS,
     LAYER_NORMED,
+    SPARSE_MOE_NAMES,
     WINDOWS,
     Family,
     check_groups,
@@ -83,7 +84,6 @@ def _rope(config: Config) -> RopeSpec:
 
 
 _QK_NORMS = {"q_norm": "self_attn.q_layernorm", "k_norm": "self_attn.k_layernorm"}
-_MOE = "model.layers.{i}.block_sparse_moe."
 _KEYS = table(DECODER, [HIDDEN_ACT, PARTIAL_ROTARY], WINDOWS, rms_norm_eps=1e-5)
 FAMILIES = {
     "phi": Family(
@@ -138,14 +138,7 @@ FAMILIES = {
             rms_norm_eps=1e-5,
             rope_theta=1e6,
         ),
-        names={
-            "logits_bias": "lm_head.bias",
-            "router": _MOE + "gate.weight",
-            **{
-                f"experts.{name}": f"{_MOE}experts.{{e}}.{part}.weight"
-                for name, part in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
-            },
-        },
+        names={"logits_bias": "lm_head.bias", **SPARSE_MOE_NAMES},
         renamed={".mlp.router.": ".block_sparse_moe.gate."},
         gguf="phimoe",
         gguf_names={"logits_bias": "output.bias"},
