@@ -251,6 +251,12 @@ size_t Model::add_lora(int id, const std::vector<std::pair<const PackedMatrix *,
   for (const auto &[matrix, source] : sources) {
     next += padded(isa.pack_lora(source, &adapter.pairs[size_t(matrix->index)], next, scratch.data()));
   }
+  auto changes = [&](const Linear &l) { return !l.parts.empty() && adapter.pair_of(*l.parts[0].matrix).padded_rank; };
+  for_each_moe([&](const Moe &moe) {
+    for (const Mlp &expert : moe.experts) {
+      adapter.changes_experts |= changes(expert.gate) || changes(expert.up) || changes(expert.down);
+    }
+  });
   loras.insert_or_assign(id, std::move(adapter));
   return bytes;
 }

@@ -294,6 +294,7 @@ struct LoraAdapter {
   std::vector<LoraPair> pairs;
   int num_vectors = 0;       // vectors of ranks, the most of a pair
   bool takes_bytes = false;  // a pair has 8 bit; pairs of floats take what their matrix does
+  bool changes_experts = false;
   Mapping memory;
 
   const LoraPair &pair_of(const PackedMatrix &matrix) const { return pairs[size_t(matrix.index)]; }
@@ -359,6 +360,15 @@ class Model {
   int padded_dim;  // that of the first of `heads`
   std::vector<HeadShape> heads;  // those of the model, then others that some layers have
   const HeadShape &heads_of(const Layer &layer) const { return heads[size_t(layer.heads)]; }
+
+  template <class F>
+  void for_each_moe(F &&f) const {
+    for (const Layer &layer : layers) {
+      for (const Moe *moe : {layer.moe.get(), layer.late_moe.get()}) {
+        if (moe) f(*moe);
+      }
+    }
+  }
 
  private:
   // A matrix for each team, without panels.

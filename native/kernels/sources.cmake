@@ -93,6 +93,7 @@ add_library(foreword_stages OBJECT
   native/kernels/forward/input.cpp
   native/kernels/forward/latent_stage.cpp
   native/kernels/forward/logits_stage.cpp
+  native/kernels/forward/lora_rows.cpp
   native/kernels/forward/lora_step.cpp
   native/kernels/forward/low_rank.cpp
   native/kernels/forward/mlp_stage.cpp

@@ -12,14 +12,14 @@ LINEAR = (
     *("q", "k", "v", "attn_gate", "o", "q_a", "kv_a", "k_b", "v_b", "z", "dt", "beta", "dt_low", "gate", "up", "down"),
     *("router", "shared_gate", "latent_in", "latent_out", "per_layer_in", "per_layer_gate", "per_layer_out"),
 )
-"""The ends of the names of all linear layers that adapters change, but for those of single experts and of blocks."""
+"""The ends of the names of all linear layers that adapters change, but for those of blocks."""
 
 
 def random_adapter(spec, rank, seed, names=LINEAR):
     rng = np.random.default_rng(seed)
     pairs = {}
     for name, shape in weight_names(spec):
-        if name.rpartition(".")[2] in names and ".experts." not in name and not name.startswith("blocks."):
+        if name.rpartition(".")[2] in names and not name.startswith("blocks."):
             a = rng.normal(0, 1 / np.sqrt(shape[1]), (rank, shape[1]))
             b = rng.normal(0, 0.5 / np.sqrt(rank), (shape[0], rank))
             pairs[name] = LoraPair(float_tensor(a), float_tensor(b), 1.5)

@@ -35,6 +35,7 @@ def logits_of_merged_weights(name: str, rank: int) -> np.ndarray:
     [
         *("llama", "odd_sizes", "qkv_bias", "gemma", "moe", "mamba2", "mamba1", "rg_lru", "gated_delta", "short_conv"),
         *("scaled_state_biases", "latent", "latent_of_one_product", "latent_experts", "own_inputs", "aside"),
+        *("chunks", "late_experts", "biased_experts", "parallel_experts", "sinks"),
     ],
 )
 def test_chunks_and_decode_steps_give_the_logits_of_merged_weights(name, isa):
@@ -82,7 +83,11 @@ class Crowd:
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize(
-    "name", ["llama", "gated_delta", "mamba1", "rg_lru", "aside", "latent", "latent_experts", "own_inputs", "moe"]
+    "name",
+    [
+        *("llama", "gated_delta", "mamba1", "rg_lru", "aside", "latent", "latent_experts", "own_inputs", "moe"),
+        *("chunks", "late_experts", "sinks"),
+    ],
 )
 def test_other_requests_and_chunks_do_not_change_a_bit(name, weight_format, isa):
     crowd = Crowd(name, weight_format=weight_format, isa=isa)

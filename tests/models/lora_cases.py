@@ -1,11 +1,16 @@
 """Adapters whose logits PEFT has recorded (tests/data/models/make_lora.py)."""
 
-from models.lora_files import LINEAR, random_factors, write_peft
+from models.lora_files import LINEAR, as_parameters, random_expert_factors, random_factors, write_peft
 from models.recorded import TINY
 
 
-def case(model, ends=LINEAR, rank=4, keep=lambda name: True, **config):
-    return {"model": model, "ends": ends, "rank": rank, "keep": keep, "config": config}
+def case(model, ends=LINEAR, rank=4, keep=lambda name: True, parameters=lambda factors: factors, **config):
+    """parameters: what becomes of the factors of experts."""
+    return {"model": model, "ends": ends, "rank": rank, "keep": keep, "parameters": parameters, "config": config}
+
+
+ALONE = {"rank_pattern": {r".*\.gate_up_proj": 8}, "alpha_pattern": {r".*\.gate_up_proj": 16}}
+"""The configuration of adapters whose gates and ups have ranks of their own in one parameter."""
 
 
 CASES = {
@@ -49,12 +54,41 @@ CASES = {
     "mamba 2": case("granite-hybrid-dense", ("",)),
     "mamba 1": case("jamba-dense", ("in_proj", "x_proj", "out_proj")),  # transformers reads the weight of dt_proj
     "latent attention": case("minicpm3", ("",)),
-    "a shared expert": case("qwen2-moe", ("q_proj", "shared_expert_gate", "up_proj", "down_proj")),
+    "a shared expert": case(
+        "qwen2-moe", ("q_proj", "shared_expert_gate", "up_proj", "down_proj"), keep=lambda name: ".experts." not in name
+    ),
+    "a linear layer of each expert": case("mixtral", ("q_proj", "w1", "w2", "w3")),
+    "a parameter of all experts": case(
+        "qwen3-moe",
+        ("v_proj", "gate_proj", "up_proj", "down_proj"),
+        keep=lambda name: ".1.mlp." not in name,
+        parameters=lambda factors: as_parameters(factors, 6),
+        **ALONE,
+    ),
+    "rows of gate and up in turns": case("gpt-oss"),
+    "inputs taken for outputs": case("llama4", ("q_proj",)),
+    "experts without a gate": case(
+        "nemotron-h-moe",
+        ("q_proj", ".up_proj", ".down_proj"),
+        keep=lambda name: ".experts." in name or name.endswith("q_proj"),
+        parameters=lambda factors: {
+            name.replace("backbone", "model"): both for name, both in as_parameters(factors, 8).items()
+        },
+    ),
+    "experts that do nothing": case(
+        "longcat",
+        ("o_proj", "gate_proj", "up_proj", "down_proj"),
+        keep=lambda name: ".mlps." not in name,
+        parameters=lambda factors: as_parameters(factors, 4, 3),
+        **ALONE,
+    ),
     "inputs of each layer": case("gemma4", ("",)),
 }
 
 
 def write_case(folder, case):
     """The adapter as a PEFT directory."""
-    factors = random_factors(TINY[case["model"]]["shapes"], case["rank"], ends=case["ends"])
-    return write_peft(folder, {name: both for name, both in factors.items() if case["keep"](name)}, **case["config"])
+    shapes = TINY[case["model"]]["shapes"]
+    factors = random_factors(shapes, case["rank"], ends=case["ends"])
+    factors = case["parameters"]({name: both for name, both in factors.items() if case["keep"](name)})
+    return write_peft(folder, factors | random_expert_factors(shapes), **case["config"])

@@ -11,7 +11,7 @@ from foreword.errors import ModelError
 from foreword.models.loader import load_model
 from foreword.models.lora import read_lora
 from models import gguf_writer
-from models.lora_files import gguf_parts, peft_tensors, random_factors, write_peft
+from models.lora_files import as_parameters, gguf_parts, peft_tensors, random_expert_factors, random_factors, write_peft
 from models.recorded import TINY, make
 from models.tiny import write_safetensors
 
@@ -134,11 +134,111 @@ def test_one_factor_without_the_other_is_named(model, folder):
     refused(model, folder, f"{Q0} has lora_B alone")
 
 
-def test_experts_are_not_changed(tmp_path):
+def test_linear_layers_of_some_experts_alone_are_named(tmp_path):
     model = load_model(make(tmp_path, "mixtral"))
-    expert = "model.layers.0.block_sparse_moe.experts.0.w1"
-    factors = {expert: (np.ones((4, 32), np.float32), np.ones((40, 4), np.float32))}
-    refused(model, write_peft(tmp_path / "adapter", factors), f"changes {expert}")
+    factors = random_factors(TINY["mixtral"]["shapes"], ends=("w1", "q_proj"))
+    missing = "model.layers.0.block_sparse_moe.experts.2.w1"
+    del factors[missing]
+    refused(model, write_peft(tmp_path / "adapter", factors), f"target_modules name {missing}, which")
+    idle = "model.layers.0.block_sparse_moe.experts.7.w1"
+    factors[idle] = factors["model.layers.0.block_sparse_moe.experts.1.w1"]
+    refused(model, write_peft(tmp_path / "adapter", factors), f"changes {idle}")
+
+
+EXPERTS = "model.layers.0.mlp.experts"
+
+
+@pytest.fixture
+def of_experts(tmp_path):
+    """The tensors of an adapter of all experts, and how to write them."""
+    shapes = TINY["qwen3-moe"]["shapes"]
+    model = load_model(make(tmp_path, "qwen3-moe"))
+    ends = ("q_proj", "gate_proj", "up_proj", "down_proj")
+    factors = {name: both for name, both in random_factors(shapes, ends=ends).items() if ".1.mlp." not in name}
+    factors = as_parameters(factors, 6)
+
+    def write(tensors, **config):
+        alone = {"rank_pattern": {"gate_up_proj": 8}, "alpha_pattern": {"gate_up_proj": 16}}
+        folder = write_peft(tmp_path / "adapter", factors, **{**alone, **config})
+        write_safetensors(folder / "adapter_model.safetensors", tensors)
+        return folder
+
+    return model, peft_tensors(factors), write
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"rank_pattern": {}}, ".mlp.experts.gate_up_proj 6 times the rank 4, the weights have 48"),
+        ({"r": 3}, "the rank 3, the weights have"),
+        ({"target_parameters": "down_proj"}, "target_parameters 'down_proj' is not a list of names"),
+        ({"target_parameters": [1]}, "target_parameters [1] is not a list of names"),
+        ({"target_parameters": ["experts.w1"]}, "target_parameters ['experts.w1'] name no matrix of this model"),
+        ({"target_parameters": ["experts.gate_up_proj"]}, ".mlp.experts.base_layer, which is not supported"),
+        ({"target_parameters": []}, ".mlp.experts.base_layer, which is not supported"),
+        ({"target_modules": []}, "target_modules do not name model.layers.0.self_attn.q_proj"),
+        ({"target_parameters": ["experts.gate_up_proj", "experts.down_proj", "v_proj.weight"]},
+         "target_parameters name model.layers.0.self_attn.v_proj, which"),
+    ],
+)  # fmt: skip
+def test_configurations_of_experts_that_the_weights_do_not_follow_are_named(of_experts, config, reason):
+    model, tensors, write = of_experts
+    refused(model, write(tensors, **config), reason)
+    read_lora(write(tensors), model.spec, model.family)
+
+
+@pytest.mark.parametrize(
+    ("end", "change", "reason"),
+    [
+        ("experts.lora_A", lambda a: a[:, :-1], f"{EXPERTS}.down_proj: lora_A has shape (6, 4, 11), expected"),
+        ("experts.lora_B", lambda b: b[:-1], f"{EXPERTS}.down_proj: lora_B has shape (6, 31, 4), expected"),
+        ("experts.lora_A", lambda a: a[:-1], "the rank 4, the weights have 23"),
+        ("experts.lora_B", lambda b: b[:, :-1], f"the shapes (24, 12) and (32, 23) for {EXPERTS}.down_proj"),
+        ("experts.lora_B", lambda b: b[0], f"and (24,) for {EXPERTS}.down_proj"),
+        ("base_layer.lora_B", lambda b: b * np.nan, f"{EXPERTS}.gate_up_proj: lora_B has values that are not finite"),
+        ("base_layer.lora_A", lambda a: None, f"{EXPERTS}.gate_up_proj has lora_B alone"),
+    ],
+)
+def test_weights_of_experts_of_other_shapes_are_named(of_experts, end, change, reason):
+    model, tensors, write = of_experts
+    name = next(name for name in sorted(tensors) if f".0.mlp.{end}" in name or f".0.mlp.experts.{end}" in name)
+    with np.errstate(invalid="ignore"):
+        changed = change(tensors.pop(name))
+    more = {} if changed is None else {name: np.ascontiguousarray(changed)}
+    refused(model, write(tensors | more), reason)
+
+
+def test_a_layer_whose_experts_are_missing_is_named(of_experts):
+    model, tensors, write = of_experts
+    rest = {name: tensor for name, tensor in tensors.items() if ".2.mlp." not in name}
+    refused(model, write(rest), "target_parameters name model.layers.2.mlp.experts.down_proj, which")
+
+
+def test_a_rank_of_experts_above_the_limit_is_refused(tmp_path):
+    model = load_model(make(tmp_path, "gpt-oss"))
+    factors = random_expert_factors(TINY["gpt-oss"]["shapes"], 65)
+    folder = write_peft(tmp_path / "wide", factors, r=65, target_modules=[])
+    refused(model, folder, "has rank 65: a rank above 64 is not supported")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda a: a[:-1], "lora_A has shape (5, 4, 32), expected (6, 4, 32)"),
+        (lambda a: a[0], "lora_A has shape (4, 32), expected (6, 4, 32)"),
+        (lambda a: a[:, :2], "lora_B has shape (6, 12, 4), expected (6, 12, 2)"),
+    ],
+)
+def test_factors_of_experts_of_other_shapes_in_gguf_files_are_named(tmp_path, change, reason):
+    model = load_model(make(tmp_path, "qwen3-moe"))
+    factors = random_factors(TINY["qwen3-moe"]["shapes"])
+    metadata, tensors = gguf_parts(TINY["qwen3-moe"]["config"], factors)
+    name = "blk.0.ffn_gate_exps.weight.lora_a"
+    quant, shape, data = tensors[name]
+    changed = change(data.view("<f4").reshape(shape))
+    tensors[name] = quant, changed.shape, gguf_writer.f32(changed).ravel()
+    path = gguf_writer.write(tmp_path / "adapter.gguf", metadata, tensors)
+    refused(model, path, f"blk.0.ffn_gate_exps: {reason}")
 
 
 def test_files_that_are_missing_damaged_or_cut_are_errors(model, folder, tmp_path):

@@ -11,12 +11,24 @@ import pytest
 from foreword.engine.model import model_of
 from foreword.errors import ModelError
 from foreword.executors.kinds import KINDS
+from foreword.models.families.base import Rows
 from foreword.models.loader import load_model
 from foreword.models.lora import MAX_RANK, read_lora
+from foreword.models.lora.adapter import Module
+from foreword.models.lora.peft import read_peft
 from models import gguf_writer
 from models.gguf_models import ARCHITECTURES
 from models.lora_cases import CASES, write_case
-from models.lora_files import gguf_parts, linear_modules, merged, random_factors, write_peft
+from models.lora_files import (
+    as_parameters,
+    every_factor,
+    gguf_parts,
+    linear_modules,
+    merged,
+    random_expert_factors,
+    random_factors,
+    write_peft,
+)
 from models.mlx_layouts import as_mlx_has
 from models.recorded import TINY, make
 from models.running import EXECUTORS, all_logits, in_chunks, whole
@@ -61,7 +73,7 @@ def rig(tmp_path):
 
 def factors_in_gguf(shapes):
     """Random changes of the linear layers that adapters in GGUF files may change."""
-    factors = random_factors(shapes)
+    factors = every_factor(shapes)
     return {name: both for name, both in factors.items() if not name.endswith("kv_b_proj")}
 
 
@@ -74,7 +86,7 @@ def assert_equal(got, want, atol=1e-4):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_path, name, executor):
     rig = Rig(tmp_path, name)
-    factors = random_factors(rig.tiny["shapes"])
+    factors = every_factor(rig.tiny["shapes"])
     folder = write_peft(tmp_path / "adapter", factors, target_modules="all-linear")
     want = rig.merged_logits(factors, 8 / 4)
     assert np.abs(rig.logits(None) - want).max() > 0.1
@@ -102,6 +114,65 @@ def test_a_router_may_be_no_linear_layer_and_other_matrices_of_all_linear_may_no
     del kept["model.layers.1.mlp.shared_expert_gate"]
     with pytest.raises(ModelError, match=r"name model\.layers\.1\.mlp\.shared_expert_gate, which"):
         rig.read(write_peft(tmp_path / "adapter", kept, target_modules="all-linear"))
+
+
+def assert_equal_pairs(got, want):
+    assert got.keys() == want.keys()
+    for name, pair in got.items():
+        assert pair.scale == want[name].scale
+        for one, other in ((pair.a, want[name].a), (pair.b, want[name].b)):
+            np.testing.assert_array_equal(one.dequantize(), other.dequantize())
+
+
+EXPERTS_APART = [name for name in FAMILIES if any(".experts.0.up_proj" in key for key in TINY[name]["shapes"])]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", EXPERTS_APART)
+def test_linear_layers_of_experts_and_parameters_of_all_are_the_same_changes(tmp_path, name):
+    """PEFT turns the former into the latter: gate and up in one, each with ranks of its own."""
+    rig = Rig(tmp_path, name)
+    factors = random_factors(rig.tiny["shapes"])
+    experts = next(layer.experts for layer in rig.model.spec.layers if layer.experts)
+    alone = {"rank_pattern": {r".*\.gate_up_proj": 8}, "alpha_pattern": {r".*\.gate_up_proj": 16}}
+    want = rig.read(write_peft(tmp_path / "apart", factors))
+    parameters = as_parameters(factors, experts.num_experts, experts.identities)
+    alone = {} if any(".experts.up_proj" in key for key in parameters) else alone
+    got = rig.read(write_peft(tmp_path / "together", parameters, **alone))
+    assert any(".experts." in key for key in want.pairs)
+    assert_equal_pairs(got.pairs, want.pairs)
+
+
+@pytest.mark.parametrize("name", ["gemma4-moe", "granite-moe", "llama4"])
+def test_versions_of_peft_that_take_inputs_of_experts_for_outputs_are_told_by_shapes(tmp_path, name):
+    rig = Rig(tmp_path, name)
+    factors = random_expert_factors(rig.tiny["shapes"])
+    one, other = (
+        rig.read(write_peft(tmp_path / str(swapped), factors, swapped=swapped, target_modules=None)).pairs
+        for swapped in (False, True)
+    )
+    assert_equal_pairs(one, other)
+
+
+@pytest.mark.parametrize(
+    ("swapped", "version", "is_swapped"),
+    [
+        *(("before 0.19", version, True) for version in (None, "0.17.1", "0.18.1.dev0")),
+        *(("before 0.19", version, False) for version in ("0.19.0", "0.21.2", "1.0.0")),
+        *(("from 0.19", "0.18.0", False), ("from 0.19", "0.21.2", True), ("never", "0.18.0", False)),
+        ("never", "0.21.2", False),
+    ],
+)
+def test_versions_of_peft_tell_inputs_of_square_experts_from_outputs(tmp_path, swapped, version, is_swapped):
+    name, rng = "model.layers.0.mlp.experts.down_proj", np.random.default_rng(2)
+    factors = {name: (rng.standard_normal((3, 2, 5)), rng.standard_normal((3, 5, 2)))}
+    folder = write_peft(tmp_path, factors, swapped=is_swapped, r=2, lora_alpha=2, target_modules=[],
+                        peft_version=version)  # fmt: skip
+    module = Module(5, 5, (("layers.0.experts.{e}.down", Rows("", 0, 5)),), 3, 0, swapped)
+    pairs = read_peft(folder, {}, parameters={"model.layers.0": {"down_proj": module}}).pairs
+    for e, (a, b) in enumerate(zip(*factors[name], strict=True)):
+        np.testing.assert_array_equal(pairs[f"layers.0.experts.{e}.down"].a.dequantize(), a.astype("f4"))
+        np.testing.assert_array_equal(pairs[f"layers.0.experts.{e}.down"].b.dequantize(), b.astype("f4"))
 
 
 OF_CLASSES = {"self_attn.gate_proj": "self_attn.g_proj", "block_sparse_moe.gate": "mlp.router"}

@@ -64,9 +64,13 @@ def test_ranks_give_the_tokens_of_one(size, spec):
     assert tokens_of(parallel, spec)  # a second engine on the same ranks
 
 
-@pytest.mark.parametrize(("by_head", "by_position"), [(2, 1), (1, 2), (2, 2)])
-def test_ranks_apply_adapters_as_one_does(by_head, by_position):
-    spec = tiny_spec(num_heads=4, num_kv_heads=2)
+DENSE = tiny_spec(num_heads=4, num_kv_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("by_head", "by_position", "spec"), [(2, 1, DENSE), (1, 2, DENSE), (2, 2, DENSE), (2, 1, SPECS["moe"])]
+)
+def test_ranks_apply_adapters_as_one_does(by_head, by_position, spec):
     weights, adapters = random_weights(spec), [random_adapter(spec, rank, rank) for rank in (3, 8)]
     prompts = np.random.default_rng(1).integers(0, spec.vocab_size, (6, 20)).tolist()
     sizes = {"tensor_parallel_size": by_head, "context_parallel_size": by_position}

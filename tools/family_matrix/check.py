@@ -55,7 +55,7 @@ from foreword.errors import ConfigError, ModelError  # noqa: E402
 from foreword.models.loader import load_model  # noqa: E402
 from models import gguf_models  # noqa: E402
 from models import quantized_checkpoints as stored  # noqa: E402
-from models.lora_files import is_turned, merged, random_factors, write_peft  # noqa: E402
+from models.lora_files import every_factor, is_turned, merged, write_peft  # noqa: E402
 from models.recorded import TINY  # noqa: E402
 from models.tiny import random_tensors, write_model  # noqa: E402
 
@@ -301,7 +301,7 @@ def checked_quantised(column: str, name: str, tiny: Tiny, place: Path) -> None:
 
 def checked_adapter(name: str, tiny: Tiny, rig: Rig) -> None:
     """Serve the model with an adapter and compare. Raise ConfigError or ModelError for what is refused."""
-    factors = random_factors(tiny["shapes"])
+    factors = every_factor(tiny["shapes"])
     adapter = write_peft(rig.path.with_name("adapter"), factors, target_modules="all-linear")
     weights = merged(random_tensors(tiny["shapes"]), factors, 8 / 4)
     oracle = oracle_of(write_model(rig.path.with_name("merged"), tiny["config"], weights), name)

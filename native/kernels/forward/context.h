@@ -5,6 +5,7 @@
 
 #include "kernels/clock.h"
 #include "kernels/forward/input.h"
+#include "kernels/forward/lora_step.h"
 #include "kernels/forward/products.h"
 
 namespace foreword::kernels {
@@ -100,17 +101,15 @@ class PassContext {
     return kinds;
   }
   bool has_loras() const { return lora_.is_active(); }
-  // The adapters of the step, shrunk for products whose input is `a`; null if there are none.
-  const LoraStep *shrink(int thread, std::initializer_list<const Linear *> linears, const ActivationSet &a) {
-    if (!has_loras()) return nullptr;
-    lora_.shrink(thread, linears, a);
-    return &lora_;
+  // The adapters of the step; only if it has some.
+  const LoraStep &loras() const { return lora_; }
+  // The adapters of all tokens, shrunk for products whose input is `a`.
+  LoraRows shrink(int thread, std::initializer_list<const Linear *> linears, const ActivationSet &a) {
+    return has_loras() ? lora_.shrink(thread, linears, a) : LoraRows();
   }
   // As shrink, by this thread alone: see LoraStep::shrink_alone.
-  const LoraStep *shrink_alone(int thread, const PackedMatrix &matrix, const ActivationSet &a, Share tokens) {
-    if (!has_loras()) return nullptr;
-    lora_.shrink_alone(thread, matrix, a, tokens);
-    return &lora_;
+  LoraRows shrink_alone(int thread, const PackedMatrix &matrix, const ActivationSet &a, Share tokens) {
+    return has_loras() ? lora_.shrink_alone(thread, matrix, a, tokens) : LoraRows();
   }
 
   // x += scale norm(a Wᵀ + bias), with or without a norm and a bias. `input`: memory for prepared rows of `a`.

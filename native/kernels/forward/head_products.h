@@ -73,11 +73,11 @@ class HeadProducts {
           std::copy_n(source, cols_, padded_.row(thread));
           return padded_.row(thread);
         });
-    const LoraStep *lora = ctx.shrink_alone(thread, matrix, set, tokens);
+    const LoraRows loras = ctx.shrink_alone(thread, matrix, set, tokens);
     const Linear *next = head + 1 < int(heads.size()) ? &heads[size_t(head) + 1] : nullptr;
     auto write_rows = [&](float *out, size_t stride, Share part, Share panels) {
       const Share of_part{tokens.begin + part.begin, tokens.begin + part.end};
-      if (lora) lora->expand_alone(thread, matrix, tokens, of_part, panels, out, stride);
+      loras.expand_part(matrix, 0, of_part, panels, out, stride);
       const Share outputs{panels.begin * width, std::min(panels.end * width, matrix.rows)};
       for (int r = part.begin; r < part.end; ++r, out += stride) {
         const int t = tokens.begin + r;

@@ -38,15 +38,15 @@ ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet 
   const bool has_both = !mlp.both.parts.empty();
   const ptrdiff_t stride = has_both ? mlp.both.stride : mlp.up.stride;
   const Share rows{0, count};
-  const LoraStep *lora = ctx_.shrink(thread, {&mlp.gate, &mlp.up}, a);
+  const LoraRows loras = ctx_.shrink(thread, {&mlp.gate, &mlp.up}, a);
   if (has_both) {
-    ctx_.products.linear(thread, mlp.both, a, rows, ctx_.first.data(), Store::assign, &mlp.down, lora);
+    ctx_.products.linear(thread, mlp.both, a, rows, ctx_.first.data(), Store::assign, &mlp.down, loras);
     added_.begin(thread, mlp.added, a, count);
     ctx_.pool.barrier();
     added_.add(thread, mlp.added, count, ctx_.first.data());
     finish_gates(thread, mlp, count);
   } else {
-    ctx_.products.gated(thread, mlp, a, rows, ctx_.first.data(), mlp.down, lora);
+    ctx_.products.gated(thread, mlp, a, rows, ctx_.first.data(), mlp.down, loras);
   }
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::gate_up);

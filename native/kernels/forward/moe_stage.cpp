@@ -69,18 +69,9 @@ void mix_sparsely(const Moe &moe, const float *scores, int num_experts, int *exp
   }
 }
 
-template <class F>
-void for_each_moe(const Model &model, F &&f) {
-  for (const Layer &layer : model.layers) {
-    for (const Moe *moe : {layer.moe.get(), layer.late_moe.get()}) {
-      if (moe) f(*moe);
-    }
-  }
-}
-
 int widest_sum(const Model &model) {
   int widest = model.config.hidden_size;
-  for_each_moe(model, [&](const Moe &moe) { widest = std::max(widest, moe.outer()); });
+  model.for_each_moe([&](const Moe &moe) { widest = std::max(widest, moe.outer()); });
   return widest;
 }
 
@@ -95,7 +86,8 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
       late_{FloatRows(context.model.config.hidden_size), FloatRows(context.model.config.hidden_size)},
       routes_(size_t(context.pool.size())),
       own_down_(size_t(context.pool.size())) {
-  for_each_moe(ctx_.model, [&](const Moe &moe) {
+  for (int thread = 0; thread < context.pool.size(); ++thread) place_loras_.push_back({LoraPlan(context.isa), {}});
+  ctx_.model.for_each_moe([&](const Moe &moe) {
     experts_per_token_ = std::max(experts_per_token_, moe.experts_per_token);
     max_experts_ = std::max(max_experts_, int(moe.experts.size()));
     router_stride_ = std::max(router_stride_, moe.router.stride);
@@ -118,7 +110,6 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
   for (const Layer &layer : ctx_.model.layers) has_late_ = has_late_ || layer.late_moe;
   if (max_experts_ == 0) return;
   own_rows_ = std::min(kOwnInputs / hidden_cols_, kMostPlaces - 1);  // no places follow so few
-  for (ActivationBuffer &own : own_down_) own.reserve(own_rows_, hidden_cols_, hidden_kinds_);
 }
 
 void MoeStage::reserve() {
@@ -131,7 +122,7 @@ void MoeStage::reserve() {
   }
   if (has_sums_) {
     sums_.reserve(num_tokens);
-    own_inputs_.reserve(num_tokens, outer_, gathered_kinds_);
+    own_inputs_.reserve(num_tokens, outer_, ctx_.with_loras(gathered_kinds_));
   }
   router_logits_.reserve(size_t(num_tokens) * size_t(router_stride_));
   shared_gate_.reserve(num_tokens);
@@ -151,8 +142,11 @@ void MoeStage::reserve() {
     routes.begin.reserve(size_t(max_experts_) + 1);
   }
   hidden_.reserve(size_t(places) * size_t(hidden_stride_));
-  gathered_.reserve(places, outer_, gathered_kinds_);
-  down_.reserve(places, hidden_cols_, hidden_kinds_);
+  const KindSet hidden_kinds = ctx_.with_loras(hidden_kinds_);
+  gathered_.reserve(places, outer_, ctx_.with_loras(gathered_kinds_));
+  down_.reserve(places, hidden_cols_, hidden_kinds);
+  for (ActivationBuffer &own : own_down_) own.reserve(std::min(places, own_rows_), hidden_cols_, hidden_kinds);
+  if (has_loras()) shrunk_.reserve(size_t(places) * kMatrices);
 }
 
 void MoeStage::run(int thread, const Layer &layer) {
@@ -212,13 +206,13 @@ void MoeStage::sum(int thread, const Layer &layer, const Moe &moe, const FloatRo
                                       [&](int t) { return input_row(moe, t); });
   }
 
-  const LoraStep *lora = moe.shared ? ctx_.shrink(thread, {&moe.shared->down}, shared) : nullptr;
+  const LoraRows loras = moe.shared ? ctx_.shrink(thread, {&moe.shared->down}, shared) : LoraRows();
   if (moe.shared && moe.has_own_inputs()) {
-    ctx_.products.linear(thread, moe.shared->down, shared, tokens, ctx_.branch.data(), Store::assign, nullptr, lora);
+    ctx_.products.linear(thread, moe.shared->down, shared, tokens, ctx_.branch.data(), Store::assign, nullptr, loras);
   } else if (moe.shared) {
     const Linear &down = moe.shared->down;
     ctx_.products.in_columns(thread, down, shared, tokens, nullptr, [&](float *out, size_t stride, Share r, Share p) {
-      if (lora) lora->expand_part(*down.parts[0].matrix, 0, r, p, out, stride);
+      loras.expand_part(*down.parts[0].matrix, 0, r, p, out, stride);
       add_rows(out, stride, r, p, sums, moe.shared->down_bias, [&](int t) {
         const float gate = moe.shared_gate.parts.empty() ? 1.f : 1.f / (1.f + std::exp(-shared_gate_.row(t)[0]));
         return std::pair(t, gate);
@@ -246,13 +240,13 @@ void MoeStage::sum(int thread, const Layer &layer, const Moe &moe, const FloatRo
 // The products that the router and the experts begin with.
 void MoeStage::start(int thread, const Moe &moe, const ActivationSet &in) {
   const Share tokens{0, ctx_.input.num_tokens};
-  const LoraStep *lora = ctx_.shrink(thread, {&moe.router, &moe.shared_gate, &moe.latent_in}, in);
+  const LoraRows loras = ctx_.shrink(thread, {&moe.router, &moe.shared_gate, &moe.latent_in}, in);
   int place = 0;
   for (const auto &[l, out] : {std::pair(&moe.router, router_logits_.data()),
                                std::pair(&moe.shared_gate, shared_gate_.data()),
                                std::pair(&moe.latent_in, latents_.data())}) {
     if (l->parts.empty()) continue;
-    ctx_.products.linear(thread, *l, in, tokens, out, Store::assign, nullptr, lora, place++);
+    ctx_.products.linear(thread, *l, in, tokens, out, Store::assign, nullptr, loras, place++);
   }
 }
 
@@ -274,11 +268,31 @@ const float *MoeStage::input_row(const Moe &moe, int token) const {
   return latents_.data() + size_t(token) * size_t(padded_row(moe.outer()));
 }
 
+template <class RowsOf>
+void MoeStage::plan(PlaceLoras &loras, int num_experts, const int *token, RowsOf &&rows_of) const {
+  const LoraStep &step = ctx_.loras();
+  auto &[plan, rows] = loras;
+  plan.clear(rows_of(num_experts - 1).end);
+  for (int i = 0; i < num_experts; ++i) {
+    rows.clear();
+    for (int row = rows_of(i).begin; row < rows_of(i).end; ++row) {
+      const int adapter = step.of_experts(token[row]);
+      if (adapter >= 0) rows.push_back(uint64_t(uint32_t(adapter)) << 32 | uint32_t(row));
+    }
+    std::sort(rows.begin(), rows.end());
+    for (const uint64_t key : rows) {
+      const int row = int(uint32_t(key));
+      plan.add(*step.of_experts()[size_t(key >> 32)], i, row, row + 1);
+    }
+  }
+  plan.finish();
+}
+
 // sums += p_e (out_e + down_bias_e) of these places. `chosen`: the experts that have them.
 void MoeStage::run_places(int thread, const Moe &moe, const Routes &routes, const ActivationSet &in, Share places,
                           Share chosen, const FloatRows &sums) {
   // Inputs that the weights do not scale are prepared already; those of one token are read where they are.
-  const bool is_one_row = !moe.scales_inputs && ctx_.input.num_tokens == 1;
+  const bool is_one_row = !moe.scales_inputs && ctx_.input.num_tokens == 1 && !has_loras();
   const int count = places.end - places.begin, *token = routes.token.data() + places.begin;
   const float *weight = routes.weight.data() + places.begin;
   ActivationSet inputs = in;
@@ -299,11 +313,29 @@ void MoeStage::run_places(int thread, const Moe &moe, const Routes &routes, cons
     const Share own = routes.places_of(chosen.begin + i);
     return Share{std::max(own.begin, places.begin) - places.begin, std::min(own.end, places.end) - places.begin};
   };
+  PlaceLoras &loras = place_loras_[size_t(thread)];
+  if (has_loras()) plan(loras, num_experts, token, rows_of);
+  // The share of this thread of the adapters' changes of these matrices of each expert. Ends with a barrier.
+  auto shrink = [&](std::initializer_list<Linear Mlp::*> matrices, const ActivationSet &a) {
+    if (!has_loras()) return;
+    auto matrix = [&](int i, int place) -> const PackedMatrix & {
+      return *(expert(i).*matrices.begin()[place]).parts[0].matrix;
+    };
+    loras.plan.shrink(thread, ctx_.pool.size(), int(matrices.size()), matrix, a, shrunk_.data(), kMatrices);
+    ctx_.pool.barrier();
+  };
+  auto loras_of = [&](int i) { return has_loras() ? loras.plan.rows_of(i, shrunk_.data(), kMatrices) : LoraRows(); };
   const int hidden_stride = expert(0).up.stride, hidden_cols = expert(0).down.cols;
+  if (expert(0).gate.parts.empty()) {
+    shrink({&Mlp::up}, inputs);
+  } else {
+    shrink({&Mlp::gate, &Mlp::up}, inputs);
+  }
   ctx_.products.gated_each(thread, num_experts, inputs, expert(0).down, [&](int i) {
     const Share rows = rows_of(i);
     const ptrdiff_t place = is_one_row ? rows.begin : 0;
-    return Products::MlpRows{expert(i), is_one_row ? Share{0, 1} : rows, hidden_.data() + place * hidden_stride};
+    return Products::MlpRows{expert(i), is_one_row ? Share{0, 1} : rows, hidden_.data() + place * hidden_stride,
+                             loras_of(i)};
   });
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::gate_up);
@@ -312,13 +344,18 @@ void MoeStage::run_places(int thread, const Moe &moe, const Routes &routes, cons
   const ActivationSet hidden =
       count <= own_rows_ ? ctx_.products.prepare_own(thread, own_down_[size_t(thread)], hidden_cols, count, hidden_row)
                          : ctx_.products.prepare_shared(thread, down_, hidden_cols, count, hidden_row);
+  shrink({&Mlp::down}, hidden);
   for (int i = 0; i < num_experts; ++i) {
     const Mlp &mlp = expert(i);
+    const LoraRows of_rows = loras_of(i);
     const Linear *following = i + 1 < num_experts ? &expert(i + 1).down : nullptr;
-    ctx_.products.in_columns(thread, mlp.down, hidden, rows_of(i), following, [&](const float *out, auto... at) {
-      add_rows(out, at..., sums, mlp.down_bias,
-               [&](int row) { return std::pair(token[row], moe.scales_inputs ? 1.f : weight[row]); });
-    });
+    ctx_.products.in_columns(thread, mlp.down, hidden, rows_of(i), following,
+                              [&](float *out, size_t stride, Share rows, Share panels) {
+                                of_rows.expand_part(*mlp.down.parts[0].matrix, 0, rows, panels, out, stride);
+                                add_rows(out, stride, rows, panels, sums, mlp.down_bias, [&](int row) {
+                                  return std::pair(token[row], moe.scales_inputs ? 1.f : weight[row]);
+                                });
+                              });
   }
   ctx_.clock.finish(thread, Stage::down);
 }

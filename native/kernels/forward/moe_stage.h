@@ -48,6 +48,16 @@ class MoeStage {
   void route(const Moe &moe, Share tokens, Routes &routes) const;
   void sort_by_expert(const Moe &moe, Routes &routes) const;
   const float *input_row(const Moe &moe, int token) const;
+  // The adapters of places, see run_places: of each thread.
+  struct PlaceLoras {
+    LoraPlan plan;               // product i is chosen expert i of these
+    std::vector<uint64_t> rows;  // adapter << 32 | row, for the rows of an expert
+  };
+  // Returns whether adapters of the step change experts.
+  bool has_loras() const { return !ctx_.loras().of_experts().empty(); }
+  // Plans the adapters of rows: rows_of(i) are those of chosen expert i of `num_experts`, row r is of token[r].
+  template <class RowsOf>
+  void plan(PlaceLoras &loras, int num_experts, const int *token, RowsOf &&rows_of) const;
   // Computes the places of these of the chosen experts. in: the tokens' inputs, unless their weights scale them.
   void run_places(int thread, const Moe &moe, const Routes &routes, const ActivationSet &in, Share places, Share chosen,
                   const FloatRows &sums);
@@ -58,6 +68,8 @@ class MoeStage {
   void norm_sums(int thread, const Moe &moe);
   // Multiplies the sums by latent_out and adds what is in ctx_.branch.
   void leave_latent(int thread, const Moe &moe);
+
+  static constexpr size_t kMatrices = 2;  // that an adapter changes at once: gate and up
 
   PassContext &ctx_;
   MlpStage &mlp_;
@@ -82,6 +94,8 @@ class MoeStage {
   ActivationBuffer latent_sums_;      // [T, latent_]: the input of latent_out
   Buffer<float> hidden_;              // act(gate) * up
   std::vector<ActivationBuffer> own_down_;  // [threads]: the inputs of down, if they are few
+  std::vector<PlaceLoras> place_loras_;     // [threads]
+  Buffer<LoraRow> shrunk_;                  // [rows, kMatrices]
 };
 
 }  // namespace foreword::kernels

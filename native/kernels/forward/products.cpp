@@ -73,7 +73,7 @@ const uint8_t *Products::first_weights(int thread, const Linear *l, int num_rows
 }
 
 void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
-                      const Linear *next, const LoraStep *lora, int place) const {
+                      const Linear *next, const LoraRows &loras, int place) const {
   const int group = pool_.team(thread).group;
   for_share(thread, rows, num_panels(l, group), [&](Share r, Share panels, int end) {
     int first = 0;
@@ -94,9 +94,7 @@ void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share
         }
         isa_.linear({matrix, a.of(matrix), r.begin, r.end, p0, p1, out + part.offset, size_t(l.stride), store,
                      following, scratch_[size_t(thread)].linear.data()});
-        if (lora) {
-          lora->expand(matrix, place + int(&part - l.parts.data()), r, p0, p1, out + part.offset, size_t(l.stride));
-        }
+        loras.expand(matrix, place + int(&part - l.parts.data()), r, {p0, p1}, out + part.offset, size_t(l.stride));
         if (store == Store::assign && p1 == matrix.num_panels && &part == &l.parts.back()) {
           clear_rest(out, r, size_t(part.offset + p1 * isa_.panel_width), size_t(l.stride));
         }
@@ -113,15 +111,15 @@ void Products::panel(int thread, const Linear &l, const ActivationSet &a, int ro
 }
 
 void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out, const Linear &next,
-                     const LoraStep *lora) const {
+                     const LoraRows &loras) const {
   const uint8_t *following = first_weights(thread, &next, rows.end - rows.begin);
   for_parts(thread, mlp.first().parts[0].matrix[pool_.team(thread).group], rows,
-            [&](const Part &part) { gate(thread, {mlp, rows, out}, a, part, following, lora); });
+            [&](const Part &part) { gate(thread, {mlp, rows, out, loras}, a, part, following); });
 }
 
 // Both halves of a few panels are computed into scratch memory, then multiplied.
-void Products::gate(int thread, const MlpRows &own, const ActivationSet &a, const Part &part, const uint8_t *next,
-                    const LoraStep *lora) const {
+void Products::gate(int thread, const MlpRows &own, const ActivationSet &a, const Part &part,
+                    const uint8_t *next) const {
   const Mlp &mlp = own.mlp;
   const int group = pool_.team(thread).group, width = isa_.panel_width;
   const PackedMatrix &first = mlp.first().parts[0].matrix[group], &up = mlp.up.parts[0].matrix[group];
@@ -131,7 +129,7 @@ void Products::gate(int thread, const MlpRows &own, const ActivationSet &a, cons
   auto half = [&](const PackedMatrix &matrix, int place, float *to, const uint8_t *following) {
     const MatrixProduct product = this->product(thread, matrix, a, part, to, following);
     isa_.linear(product);
-    if (lora) lora->expand(matrix, place, rows, panels.begin, panels.end, product.out, stride);
+    own.loras.expand(matrix, place, rows, panels, product.out, stride);
   };
   if (has_gate) half(first, 0, scratch.gate.data(), up.panel(panels.begin));
   half(up, has_gate, scratch.up.data(), ahead >= 0 ? first.panel(ahead) : next);

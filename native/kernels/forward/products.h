@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/forward/lora_step.h"
+#include "kernels/forward/lora_rows.h"
 
 namespace foreword::kernels {
 
@@ -74,10 +74,9 @@ class Products {
   }
 
   // out (=, +=) a Wᵀ for `rows`. `next`: the product that this thread computes after this one, whose first weights are
-  // prefetched; null if unknown. `lora`: the adapters of the rows, shrunk for these matrices, the first of which was at
-  // `place`; null if there are none.
+  // prefetched; null if unknown. `loras`: the adapters of the rows, shrunk for these matrices, from that at `place` on.
   void linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
-              const Linear *next = nullptr, const LoraStep *lora = nullptr, int place = 0) const;
+              const Linear *next = nullptr, const LoraRows &loras = {}, int place = 0) const;
 
   // Computes a product with a matrix alone, without adapters, a few rows and panels at a time: f(out, stride, rows,
   // panels), with `out` in memory of this thread from the first row and panel on.
@@ -113,13 +112,14 @@ class Products {
   // out = act(a Wgateᵀ + gate_bias) * (a Wupᵀ + up_bias), or without a gate act(a Wupᵀ + up_bias), for `rows`. `next`:
   // as in linear.
   void gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out, const Linear &next,
-             const LoraStep *lora = nullptr) const;
+             const LoraRows &loras = {}) const;
 
-  // An MLP, the rows of the input that it takes, and where its outputs are.
+  // An MLP, the rows of the input that it takes, where its outputs are, and the adapters of the rows.
   struct MlpRows {
     const Mlp &mlp;
     Share rows;
     float *out;
+    LoraRows loras;
   };
   // As gated, of `count` MLPs of one shape, whose panels are divided side by side: of(i) is the MlpRows of number i.
   template <class Of>
@@ -136,7 +136,7 @@ class Products {
             end > last ? first_of(of(i + 1).mlp).panel(all.begin) : first_weights(thread, &next, 1);
         for_blocks(now.rows, {std::max(part.begin, first) + to_panel, std::min(part.end, last) + to_panel},
                    std::min(end, last) + to_panel,
-                   [&](const Part &block) { gate(thread, now, a, block, following, nullptr); });
+                   [&](const Part &block) { gate(thread, now, a, block, following); });
       }
     });
   }
@@ -224,8 +224,7 @@ class Products {
   }
 
   // The outputs of a part of an MLP's panels. `next`: the weights after those of its share.
-  void gate(int thread, const MlpRows &own, const ActivationSet &a, const Part &part, const uint8_t *next,
-            const LoraStep *lora) const;
+  void gate(int thread, const MlpRows &own, const ActivationSet &a, const Part &part, const uint8_t *next) const;
 
   int num_panels(const Linear &l, int team) const;
   int num_cuts(int num_rows, int count, const ThreadPool::Team &team) const;

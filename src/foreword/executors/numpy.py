@@ -581,13 +581,13 @@ class NumpyExecutor(TransferPagedExecutor):
         out = np.zeros_like(inputs)
         for e in np.unique(chosen):
             token, nth = np.nonzero(chosen == e)
-            weight, expert = weights[token, nth, None], f"{prefix}experts.{e}."
+            weight, expert, own = weights[token, nth, None], f"{prefix}experts.{e}.", _of_rows(loras, token)
             if e >= moe.num_experts:
                 out[token] += weight * inputs[token]
             elif moe.scales_inputs:
-                out[token] += self.mlp(weight * inputs[token], expert)
+                out[token] += self.mlp(weight * inputs[token], expert, own)
             else:
-                out[token] += weight * self.mlp(inputs[token], expert)
+                out[token] += weight * self.mlp(inputs[token], expert, own)
         if moe.latent_size:
             out = self.linear(out, prefix + "latent_out", loras)
         if moe.own_norms:
@@ -605,6 +605,11 @@ def _within(loras: LoraTokens, tokens: slice) -> LoraTokens:
     """Return the adapters of some tokens of a step, which are numbered from the first of these on."""
     first, end = tokens.start, tokens.stop
     return [(pairs, own[(own >= first) & (own < end)] - first) for pairs, own in loras]
+
+
+def _of_rows(loras: LoraTokens, tokens: I64) -> LoraTokens:
+    """Return the adapters of rows that are of these tokens, in place of the tokens of a step."""
+    return [(pairs, np.flatnonzero(np.isin(tokens, own))) for pairs, own in loras]
 
 
 def sparsely_mixed(scores: F32, count: int, mix: float) -> tuple[I64, F32]:

@@ -17,7 +17,6 @@ from foreword.arrays import F32
 from foreword.executors.functions import xielu_numbers
 from foreword.executors.torch.activations import ACTIVATIONS
 from foreword.executors.torch.attention import AttentionCall
-from foreword.executors.torch.grouped import grouped
 from foreword.executors.torch.loras import Changeable, ProductChanges
 from foreword.executors.torch.norms import Norm, norms_around
 from foreword.executors.torch.recurrent import RecurrentLayer
@@ -71,7 +70,7 @@ class Decoder(Generic[StepType]):
         ]
         products: list[Changeable] = [p for layer in self.layers for p in layer.products]
         products += [] if self.per_layer is None else [self.per_layer.project]
-        self.products = {product.parts: (product.outputs, product.inputs) for product in products}
+        self.products = list({product.parts: product for product in products}.values())
         self.final_norm = Norm(spec, "final_norm", load)
         self.head_dense = load("head_dense") if spec.head_dense else None
         self.head_norm = Norm(spec, "head_norm" if spec.head_dense else None, load)
@@ -436,6 +435,8 @@ class PagedLayer(AttentionWeights):
 class ByHead:
     """The matrices of all heads, one below the other: `Changeable`. weight: [heads, rows, columns]."""
 
+    num_experts = 0
+
     def __init__(self, name: str, heads: int, load: Loader) -> None:
         whole = load(name)
         self.parts, self.outputs, self.inputs = (name,), (range(len(whole)),), range(whole.shape[1])
@@ -544,7 +545,7 @@ class Experts:
     def __init__(self, prefix: str, spec: DecoderSpec, moe: MoeSpec, load: Loader) -> None:
         self.moe, self.gate = moe, Gate(spec)
         self.router = load.linear(prefix, ["router"], dtype=torch.float32)
-        self.products = [self.router]
+        self.products: list[Changeable] = [self.router]
         self.scores_bias = load(prefix + "scores_bias", torch.float32) if moe.scores_bias else None
         self.router_bias = load(prefix + "router_bias", torch.float32) if moe.router_bias else None
         self.norms: tuple[Norm, ...] | None = None  # for the experts' input and output, and the shared one's output
@@ -558,15 +559,15 @@ class Experts:
             into, out = (load.linear(prefix, [f"latent_{name}"], dtype=load.dtype) for name in ("in", "out"))
             self.latent = into, out
             self.products += [into, out]
-        experts = [f"{prefix}experts.{e}." for e in range(moe.num_experts)]
-        parts = ["gate", "up"] if spec.gated_mlp else ["up"]
-        self.gate_up = load.stacked(experts, parts, split="outputs")
-        self.down = load.stacked(experts, ["down"], split="inputs")
+        experts, parts = prefix + "experts.{e}.", ["gate", "up"] if spec.gated_mlp else ["up"]
+        self.gate_up = load.experts(experts, moe.num_experts, parts, split="outputs")
+        self.down = load.experts(experts, moe.num_experts, ["down"], split="inputs")
+        self.products += [self.gate_up, self.down]
         self.biases: tuple[Tensor, Tensor] | None = None  # [experts, outputs] of both
         if spec.mlp_bias:
             self.biases = (
-                load.stacked_biases(experts, parts, "outputs"),
-                load.stacked_biases(experts, ["down"], "inputs"),
+                load.expert_biases(self.gate_up, split="outputs"),
+                load.expert_biases(self.down, split="inputs"),
             )
         self.shard = load.shards.all
         self.numbers = torch.arange(moe.num_experts, device=load.device)
@@ -606,13 +607,14 @@ class Experts:
             chosen = chosen.clamp(max=self.moe.num_experts - 1)
         experts, order = chosen.flatten().sort(stable=True)  # the pairs of a token and one of its experts
         ends = torch.searchsorted(experts, self.numbers, right=True).int()
-        inputs = (inputs if self.latent is None else self.latent[0](h, loras))[order // count]
+        tokens = order // count
+        inputs = (inputs if self.latent is None else self.latent[0](h, loras))[tokens]
         if self.moe.scales_inputs:
             inputs = inputs * weights.flatten()[order, None].to(h.dtype)
             weights = torch.ones_like(weights)
-        inner = grouped(inputs, self.gate_up, ends)
+        inner = self.gate_up(inputs, ends, experts, tokens, loras)
         inner = self.gate(inner if self.biases is None else inner + self.biases[0][experts])
-        down = grouped(inner, self.down, ends)
+        down = self.down(inner, ends, experts, tokens, loras)
         outputs = torch.empty_like(down)
         outputs[order] = down if self.biases is None else down + self.biases[1][experts]
         out = self.shard.sum((outputs.view(-1, count, outputs.shape[1]) * weights[..., None].to(h.dtype)).sum(1))

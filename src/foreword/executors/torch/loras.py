@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +23,8 @@ Parts = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The change of one product by adapters. a: [adapters, rank, in]; b: [adapters, out, rank], times the scales.
+    """The change of one product by adapters. a: [adapters, rank, in]; b: [adapters, out, rank], times the scales. Of
+    the products of all experts of a layer, [adapters, experts, …].
 
     The parts of an adapter share its rank one after the other. Zeros fill it up to the largest of all adapters.
     """
@@ -33,7 +34,7 @@ class Factors:
 
     @property
     def rank(self) -> int:
-        return int(self.a.shape[1])
+        return int(self.a.shape[-2])
 
     def with_rank(self, rank: int) -> Factors:
         """Return the factors padded with zeros up to a rank."""
@@ -55,6 +56,12 @@ class ProductChanges(Protocol):
         """Add the changes of the product ``parts`` of x [T, in] to out [T, out], and return it."""
         ...
 
+    def apply_by_expert(self, out: Tensor, x: Tensor, parts: Parts, experts: Tensor, tokens: Tensor) -> Tensor:
+        """Add to out [N, out] the changes of the product ``parts`` of all experts: row i is the product of x [N, in]
+        with the matrix of experts[i], for tokens[i]. Return it.
+        """
+        ...
+
     def apply_by_head(self, out: Tensor, x: Tensor, part: str, *, is_turned: bool) -> Tensor:
         """Add to out [T, heads, out] the changes of the product of each head's x [T, heads, in] with its rows of
         ``part``, and return it. is_turned: the rows are the inputs.
@@ -63,7 +70,9 @@ class ProductChanges(Protocol):
 
 
 class Changeable(Protocol):
-    """A product that adapters may change. outputs, inputs: the rows of each part on this rank, and the columns."""
+    """A product that adapters may change. outputs, inputs: the rows of each part on this rank, and the columns.
+    num_experts: the product is that of as many experts, with {e} in place of the expert in ``parts``; 0: it is one.
+    """
 
     @property
     def parts(self) -> Parts: ...
@@ -73,6 +82,9 @@ class Changeable(Protocol):
 
     @property
     def inputs(self) -> range: ...
+
+    @property
+    def num_experts(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +105,10 @@ class StepLoras:
             return out
         low = grouped(x[self.tokens].to(own.a.dtype), own.a, self.ends)
         return out.index_add_(0, self.tokens, grouped(low, own.b, self.ends).to(out.dtype))
+
+    def apply_by_expert(self, out: Tensor, x: Tensor, parts: Parts, experts: Tensor, tokens: Tensor) -> Tensor:
+        """See `ProductChanges.apply_by_expert`."""
+        return changed_by_expert(self.factors.get(parts), self.numbers[tokens], out, x, experts)
 
     def apply_by_head(self, out: Tensor, x: Tensor, part: str, *, is_turned: bool) -> Tensor:
         """See `ProductChanges.apply_by_head`."""
@@ -116,18 +132,29 @@ def changed_by_head(own: Factors | None, numbers: Tensor, out: Tensor, x: Tensor
     return out + torch.einsum("thr,hvr->thv", low, b)
 
 
+def changed_by_expert(own: Factors | None, numbers: Tensor, out: Tensor, x: Tensor, experts: Tensor) -> Tensor:
+    """See `ProductChanges.apply_by_expert`. numbers: int [N], the adapter of each row, −1 for none: these rows pass
+    through the factors of the first adapter, and their changes are cleared.
+    """
+    if own is None or not own.rank:
+        return out
+    count = own.a.shape[1]
+    groups, order = (numbers.clamp(min=0) * count + experts).sort(stable=True)
+    of_groups = torch.arange(len(own.a) * count, device=groups.device, dtype=groups.dtype)
+    ends = torch.searchsorted(groups, of_groups, right=True).int()
+    low = grouped(x[order].to(own.a.dtype), own.a.flatten(0, 1), ends) * (numbers[order, None] >= 0)
+    return out.index_add(0, order, grouped(low, own.b.flatten(0, 1), ends).to(out.dtype))
+
+
 class Loras:
     """The adapters that an executor holds, in the order of their numbers: an `AdapterStore`. Factors are held in the
     model's dtype.
 
     ids: int32, their numbers. factors: of each product.
-    products: parts → the rows of each part that this rank has, and the columns, of the products that adapters may
-    change. The rank holds the same of the adapters' factors.
+    products: those that adapters may change. A rank holds the adapters' factors of its rows and columns.
     """
 
-    def __init__(
-        self, products: Mapping[Parts, tuple[tuple[range, ...], range]], device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, products: Sequence[Changeable], device: torch.device, dtype: torch.dtype) -> None:
         self._products, self._device, self._dtype = products, device, dtype
         # One value, replaced in one assignment: an interrupt leaves the adapters as before a change or as after it.
         self._held: tuple[list[int], Tensor, dict[Parts, Factors]] = ([], self._ids([]), {})
@@ -148,10 +175,10 @@ class Loras:
         ids, _, factors = self._held
         at = bisect_left(ids, lora_id)
         size, grown = 0, {}
-        for parts, (outputs, inputs) in self._products.items():
-            new = self._fused(adapter, parts, outputs, inputs)
+        for product in self._products:
+            new = self._fused(adapter, product)
             size += new.a.nbytes + new.b.nbytes
-            grown[parts] = factors[parts].insert(at, new) if ids else new
+            grown[product.parts] = factors[product.parts].insert(at, new) if ids else new
         ids = [*ids[:at], lora_id, *ids[at:]]
         self._held = ids, self._ids(ids), grown
         return size
@@ -181,18 +208,21 @@ class Loras:
         numbers = np.where(of_tokens > 0, np.searchsorted(ids, of_tokens), -1)
         return StepLoras(factors, *(torch.from_numpy(x).to(self._device) for x in (tokens, ends, numbers)))
 
-    def _fused(self, adapter: LoraAdapter, parts: Parts, outputs: tuple[range, ...], inputs: range) -> Factors:
+    def _fused(self, adapter: LoraAdapter, product: Changeable) -> Factors:
         """Return the factors of one adapter [1, …]: the outputs of a part are computed from its own ranks."""
-        pairs = [adapter.pairs.get(part) for part in parts]
-        rank = aligned(sum(pair.a.shape[0] for pair in pairs if pair))
-        a = np.zeros((1, rank, aligned(len(inputs))), np.float32)
-        b = np.zeros((1, sum(map(len, outputs)), rank), np.float32)
-        row = column = 0
-        for pair, own in zip(pairs, outputs, strict=True):
-            if pair is not None:
-                ranks = slice(column, column := column + pair.a.shape[0])
-                a[0, ranks, : len(inputs)] = pair.a.dequantize()[:, inputs.start : inputs.stop]
-                rows = pair.b.dequantize()[own.start : own.stop]
-                b[0, row : row + len(own), ranks] = np.float32(pair.scale) * rows
-            row += len(own)
-        return Factors(*(torch.from_numpy(x).to(self._device, self._dtype) for x in (a, b)))
+        inputs, count = product.inputs, product.num_experts
+        of_each = [[adapter.pairs.get(part.format(e=e)) for part in product.parts] for e in range(count or 1)]
+        rank = aligned(max(sum(pair.a.shape[0] for pair in pairs if pair) for pairs in of_each))
+        a = np.zeros((len(of_each), rank, aligned(len(inputs))), np.float32)
+        b = np.zeros((len(of_each), sum(map(len, product.outputs)), rank), np.float32)
+        for own_a, own_b, pairs in zip(a, b, of_each, strict=True):
+            row = column = 0
+            for pair, own in zip(pairs, product.outputs, strict=True):
+                if pair is not None:
+                    ranks = slice(column, column := column + pair.a.shape[0])
+                    own_a[ranks, : len(inputs)] = pair.a.dequantize()[:, inputs.start : inputs.stop]
+                    rows = pair.b.dequantize()[own.start : own.stop]
+                    own_b[row : row + len(own), ranks] = np.float32(pair.scale) * rows
+                row += len(own)
+        both = (a[None], b[None]) if count else (a, b)
+        return Factors(*(torch.from_numpy(x).to(self._device, self._dtype) for x in both))

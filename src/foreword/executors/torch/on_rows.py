@@ -27,7 +27,7 @@ from foreword.executors.torch.decoder import AttentionWeights, Decoder, LatentWe
 from foreword.executors.torch.executor import cache_layers
 from foreword.executors.torch.grouped import waits_for_host
 from foreword.executors.torch.kernel_attention import dot_type
-from foreword.executors.torch.loras import Loras, Parts, changed_by_head
+from foreword.executors.torch.loras import Loras, Parts, changed_by_expert, changed_by_head
 from foreword.executors.torch.options import device_of, dtype_of
 from foreword.executors.torch.step import Step, growth_factors, query_growths
 from foreword.executors.torch.tensors import as_tensor
@@ -247,6 +247,10 @@ class _RowLoras:
         if own is not None and own.rank:
             self._launches.apply(out, x, own.a, own.b, self._adapters)
         return out
+
+    def apply_by_expert(self, out: Tensor, x: Tensor, parts: Parts, experts: Tensor, tokens: Tensor) -> Tensor:
+        """See `ProductChanges.apply_by_expert`."""
+        return changed_by_expert(self._factors.get(parts), self._adapters[tokens], out, x, experts)
 
     def apply_by_head(self, out: Tensor, x: Tensor, part: str, *, is_turned: bool) -> Tensor:
         """See `ProductChanges.apply_by_head`."""

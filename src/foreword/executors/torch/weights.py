@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from foreword.arrays import F32, U8
 from foreword.errors import ConfigError
 from foreword.executors.options import TorchWeightFormat
-from foreword.executors.torch.grouped import aligned
+from foreword.executors.torch.grouped import aligned, grouped
 from foreword.executors.torch.integers import Int8Matrix, IntegerMatrix, Q4Matrix
 from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.shard import Shard, Shards
@@ -46,6 +46,7 @@ class Linear:
     weight: Tensor | IntegerMatrix
     bias: Tensor | None = None
     total: Shard | None = None
+    num_experts: ClassVar[int] = 0
 
     def __call__(self, x: Tensor, loras: ProductChanges | None = None) -> Tensor:
         """Return x Wᵀ + bias, plus the changes of the adapters: [T, inputs] → [T, Σ outputs]."""
@@ -55,6 +56,32 @@ class Linear:
             out = linear(x, self.weight, self.bias)
         out = out if loras is None else loras.apply(out, x, self.parts)
         return out if self.total is None else self.total.sum(out)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLinear:
+    """The matrices ``parts`` of each expert, with {e} in place of its number, one below the other: see `Linear`.
+
+    weight: [num_experts, Σ outputs, aligned(inputs)].
+    """
+
+    parts: tuple[str, ...]
+    outputs: tuple[range, ...]
+    inputs: range
+    weight: Tensor
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.weight)
+
+    def __call__(
+        self, x: Tensor, ends: Tensor, experts: Tensor, tokens: Tensor, loras: ProductChanges | None
+    ) -> Tensor:
+        """Return the products of rows of x, sorted by expert, plus the changes of the adapters: [N, inputs] →
+        [N, Σ outputs]. ends: see `grouped`. experts, tokens: of each row.
+        """
+        out = grouped(x, self.weight, ends)
+        return out if loras is None else loras.apply_by_expert(out, x, self.parts, experts, tokens)
 
 
 class Loader:
@@ -123,28 +150,30 @@ class Loader:
             self._of_blocks[key] = self.linear(prefix, names, split=split, among=among)
         return self._of_blocks[key]
 
-    def stacked(self, prefixes: Sequence[str], names: Sequence[str], *, split: Split) -> Tensor:
-        """Return, for each prefix, its matrices one below the other, with columns of zeros for `grouped`:
-        [len(prefixes), rows of all names, columns]. Raise ConfigError for integers, which `grouped` lacks.
+    def experts(self, prefix: str, count: int, names: Sequence[str], *, split: Split) -> ExpertLinear:
+        """Return the matrices of ``count`` experts. prefix: of their names, with {e} in place of the expert. Raise
+        ConfigError for integers, which `grouped` lacks.
         """
         if self.weight_format != "auto":
             raise ConfigError(
                 f"weight_format={self.weight_format!r}: PyTorch has no such product of experts; leave it out"
             )
-        parts = [_part(self.weights[prefixes[0] + name], split, self.shards.all) for name in names]
-        sizes, columns = [len(rows) for rows, _ in parts], len(parts[0][1])
-        out = torch.zeros(len(prefixes), sum(sizes), aligned(columns), dtype=self.dtype, device=self.device)
-        for prefix, matrix in zip(prefixes, out, strict=True):
-            for name, own, part in zip(names, matrix.split(sizes), parts, strict=True):
-                self._read(self.weights[prefix + name], own[:, :columns], *part)
-        return out
+        parts = tuple(prefix + name for name in names)
+        of_each = [_part(self.weights[part.format(e=0)], split, self.shards.all) for part in parts]
+        outputs, inputs = tuple(rows for rows, _ in of_each), of_each[0][1]
+        sizes, columns = [len(rows) for rows in outputs], len(inputs)
+        out = torch.zeros(count, sum(sizes), aligned(columns), dtype=self.dtype, device=self.device)
+        for e, matrix in enumerate(out):
+            for part, own, (rows, _) in zip(parts, matrix.split(sizes), of_each, strict=True):
+                self._read(self.weights[part.format(e=e)], own[:, :columns], rows, inputs)
+        return ExpertLinear(parts, outputs, inputs, out)
 
-    def stacked_biases(self, prefixes: Sequence[str], names: Sequence[str], split: Split) -> Tensor:
-        """Return the biases of matrices that are read by `stacked`, [len(prefixes), rows of all names]. If ranks add up
-        their outputs, one of them alone has the biases.
+    def expert_biases(self, linear: ExpertLinear, *, split: Split) -> Tensor:
+        """Return the biases of the matrices of experts, [experts, Σ outputs]. If ranks add up their outputs, one of
+        them alone has the biases.
         """
-        of_one = [self._biases([prefix + name for name in names], split) for prefix in prefixes]
-        return torch.stack(of_one)
+        each = ([part.format(e=e) for part in linear.parts] for e in range(linear.num_experts))
+        return torch.stack([self._biases(names, split) for names in each])
 
     def among_heads(self, name: str) -> Tensor:
         """Return the rank's part of a vector with a number for each head."""

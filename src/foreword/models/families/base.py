@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from foreword.arrays import F32
 from foreword.errors import ModelError
@@ -154,6 +154,8 @@ SPARSE_MOE_NAMES: Mapping[str, str] = {
     },
 }
 """The names of the router and of the experts of Mixtral, which other families have, too."""
+SPARSE_MOE_RENAMED = {".mlp.gate.": ".block_sparse_moe.gate."}
+"""Their `Family.renamed`."""
 GGUF_LAYER = _BLOCK = "blk.{i}."
 GGUF_NAMES: Mapping[str, str] = {
     "embed": "token_embd.weight",
@@ -224,12 +226,13 @@ class Family:
     rotary order. gguf_tiled: they hold value heads of states in the order of `RecurrentSpec.tiled`.
     transposed: ends of the names of safetensors of floats that are [in, out], or a stack of such matrices.
     transposed_experts: safetensors with all experts of a layer in one tensor of floats hold each as [in, out]; None:
-    some do, which their shapes say. experts_in_rows: the ends of the names of tensors that have the matrices of all
-    experts one below the other; those of an expert e are read by names with experts.{e} in place of experts.mlp and
-    with .weight at the end. fused: weights that are rows of another tensor, and names that depend on the spec, of all
-    weights or, by their whole names, of those of one layer. gguf_fused: these of GGUF files; None: the same. numbers:
-    the layer of its files of each layer of a spec, see `in_parts`; {part} in names is the number of a layer among those
-    of one layer of the files. tied: beginnings of names of safetensors that stand for the tensors of others.
+    some do, which their shapes say. peft_swaps_experts: the versions of PEFT that take the inputs of such a tensor for
+    its outputs. experts_in_rows: the ends of the names of tensors that have the matrices of all experts one below the
+    other; those of an expert e are read by names with experts.{e} in place of experts.mlp and with .weight at the end.
+    fused: weights that are rows of another tensor, and names that depend on the spec, of all weights or, by their whole
+    names, of those of one layer. gguf_fused: these of GGUF files; None: the same. numbers: the layer of its files of
+    each layer of a spec, see `in_parts`; {part} in names is the number of a layer among those of one layer of the
+    files. tied: beginnings of names of safetensors that stand for the tensors of others.
     is_scaled_in_gguf: weights of GGUF files are multiplied by the numbers of the spec already.
     scaled_by_mlx: the config of a checkpoint by MLX, whose weights are multiplied by numbers of the config. is_scaled:
     they are multiplied so, and those of adapters are not.
@@ -259,6 +262,7 @@ class Family:
     gguf_tiled: bool = False
     transposed: tuple[str, ...] = ()
     transposed_experts: bool | None = False
+    peft_swaps_experts: Literal["before 0.19", "from 0.19", "never"] = "before 0.19"
     experts_in_rows: tuple[str, ...] = ()
     fused: Callable[[DecoderSpec], Mapping[str, str | Rows]] = lambda spec: {}
     gguf_fused: Callable[[DecoderSpec], Mapping[str, str | Rows]] | None = None

@@ -85,5 +85,6 @@ FAMILIES = {
         gguf_names={"mlp_norm": "blk.{i}.post_attention_norm.weight"},
         gguf_fused=lambda spec: {},
         transposed_experts=True,
+        peft_swaps_experts="never",
     )
 }

@@ -13,6 +13,7 @@ from foreword.models.families.base import (
     MAX_WINDOW,
     NORMED_EXPERTS,
     SPARSE_MOE_NAMES,
+    SPARSE_MOE_RENAMED,
     WINDOWS,
     WITH_BIASES,
     Family,
@@ -242,6 +243,7 @@ FAMILIES = {
         mixtral,
         table(_COMMON, WINDOWS, NORMED_EXPERTS, num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1e6),
         names=SPARSE_MOE_NAMES,
+        renamed=SPARSE_MOE_RENAMED,
         shared_gguf="llama",
     ),
     "ernie4_5": Family(

@@ -115,6 +115,7 @@ FAMILIES = {
         gguf_interleaved=True,
         gguf_fused=lambda spec: {},
         transposed_experts=True,
+        peft_swaps_experts="from 0.19",
     )
 }
 

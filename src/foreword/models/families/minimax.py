@@ -18,6 +18,7 @@ from foreword.models.families.base import (
     NORMED_EXPERTS,
     SPARSE_MOE,
     SPARSE_MOE_NAMES,
+    SPARSE_MOE_RENAMED,
     WINDOWS,
     Family,
     Rows,
@@ -128,7 +129,7 @@ FAMILIES = {
             "state.o": _ATTN + "out_proj.weight",
         },
         # The usual meaning of this name is that all layers have it, for attention.
-        renamed={".self_attn.qkv_proj.": ".self_attn.in_proj."},
+        renamed={".self_attn.qkv_proj.": ".self_attn.in_proj.", **SPARSE_MOE_RENAMED},
         constants={"state.conv": 1.0, "state.dt": 0.0, "state.dt_bias": _STEP_OF_ONE, "state.skip": 0.0},
         computed=_rates,
         fused=_fused,
@@ -145,6 +146,7 @@ FAMILIES = {
             num_experts_per_tok=8,
         ),
         names={**SPARSE_MOE_NAMES, "router_bias": SPARSE_MOE + "e_score_correction_bias"},
+        renamed=SPARSE_MOE_RENAMED,
         gguf="minimax-m2",
     ),
 }

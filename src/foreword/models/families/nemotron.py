@@ -191,6 +191,7 @@ FAMILIES = {
         table(_KEYS, head_dim=128),
         aliases=_ALIASES,
         names=_NAMES,
+        renamed={"model.layers.": "backbone.layers."},
         fused=fused_mamba,
         constants=NO_EXPERT_BIASES,
         unused=("score.", "mtp."),

@@ -449,5 +449,6 @@ FAMILIES = {
         },
         unused=("score.", "vision_tower.", "multi_modal_projector."),
         transposed_experts=True,
+        peft_swaps_experts="never",
     ),
 }

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -19,15 +20,18 @@ from foreword.models.weights import Tensor, float_tensor
 FileStates = tuple[str, ...]
 """`foreword.models.files.identity_of` each file."""
 
+Swapped = Literal["before 0.19", "from 0.19", "never"]
 MAX_RANK = 64
 _TARGET = re.compile(
     r"per_layer_in|layers\.\d+\.("
     r"q|k|v|q_a|kv_a|k_b|v_b|attn_gate|o|"
     r"state\.(q|k|v|z|dt|beta|z_low|dt_low|o)|"
-    r"(shared\.)?(gate|up|down)|router|shared_gate|latent_in|latent_out|"
+    r"((shared|experts\.\d+)\.)?(gate|up|down)|router|shared_gate|latent_in|latent_out|"
     r"per_layer_gate|per_layer_out)"
 )
-"""The canonical names of linear layers, but for those of single experts, of several streams, and of logits."""
+"""The canonical names of linear layers, but for those of several streams, and of logits."""
+_LAYER = re.compile(r"(.*?\.\d+)\.")
+"""The beginning of the name of a tensor of a layer, up to the number of the layer."""
 _OF_THIS_MODEL = "Use an adapter that was made for this model"
 
 
@@ -83,16 +87,31 @@ def _reorder_heads(inputs: dict[str, Tensor], outputs: dict[str, Tensor], spec: 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A linear layer as files name it. It computes ``parts``: canonical names and their rows of [out]."""
+    """A linear layer as files name it. It computes ``parts``: canonical names and their rows of [out].
+
+    num_experts: as many linear layers in one, with {e} in place of the expert in the names of parts; 0: it is one.
+    num_idle: experts behind these in the same parameter, whose output is their input: their changes have no effect.
+    swapped: the versions of PEFT that take the inputs of the parameter of experts for outputs.
+    """
 
     num_outputs: int
     num_inputs: int
     parts: tuple[tuple[str, Rows], ...]
+    num_experts: int = 0
+    num_idle: int = 0
+    swapped: Swapped = "before 0.19"
 
     @property
     def is_router(self) -> bool:
         """Return whether it chooses experts. A router is not a linear layer in some versions of transformers."""
         return self.parts[0][0].endswith(".router")
+
+    @property
+    def is_expert(self) -> bool:
+        """Return whether it is that of one expert. These are parts of one parameter in some versions of
+        transformers.
+        """
+        return not self.num_experts and ".experts." in self.parts[0][0]
 
 
 def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows], numbers: Sequence[int]) -> dict[str, Module]:
@@ -104,24 +123,68 @@ def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows], numbers: Sequ
     for name, shape in weight_names(spec):
         if not _TARGET.fullmatch(name) or not has_source(name, names):
             continue
-        tensor, rows, _ = source_of(name, names, numbers)
+        tensor, rows, expert = source_of(name, names, numbers)
+        count = 0
+        if expert is not None:
+            if expert:
+                continue  # the tensor of all experts, which the first one has made
+            experts = spec.layers[int(name.split(".")[1])].experts
+            count, name = experts.num_experts if experts else 0, name.replace(".experts.0.", ".experts.{e}.")
         rows = rows or Rows(tensor, 0, shape[0])
         stop = rows.stop if rows.period is None else shape[0] // (rows.stop - rows.start) * rows.period
         other = modules.get(key := tensor.removesuffix(".weight"), Module(0, shape[1], ()))
-        modules[key] = Module(max(stop, other.num_outputs), shape[1], (*other.parts, (name, rows)))
+        modules[key] = Module(max(stop, other.num_outputs), shape[1], (*other.parts, (name, rows)), count)
     return modules
 
 
-def pairs_of(path: Path, name: str, module: Module, a: Tensor, b: Tensor, scale: float) -> dict[str, LoraPair]:
-    """Return the changes of a module's parts. Raise ModelError for other shapes, a rank above `MAX_RANK`, or numbers
-    not finite.
+def parameters_of(
+    spec: DecoderSpec, names: Mapping[str, str | Rows], numbers: Sequence[int], swapped: Swapped
+) -> dict[str, dict[str, Module]]:
+    """Return the parameters of all experts of a layer that its class in transformers has, by name, in their order
+    there: for each beginning of the names of a layer's tensors.
+
+    names, numbers: as in `modules_of`. swapped: see `Module`.
     """
-    if len(a.shape) != 2 or a.shape[0] > MAX_RANK:
-        raise ModelError(f"{path}: {name}: lora_A has shape {a.shape}: a rank above {MAX_RANK} is not supported")
-    rank = a.shape[0]
-    for letter, tensor, expected in (("A", a, (rank, module.num_inputs)), ("B", b, (module.num_outputs, rank))):
-        if tensor.shape != expected:
-            reason = f"lora_{letter} has shape {tensor.shape}, expected {expected}"
+    found: dict[str, dict[str, Module]] = {}
+    for i, layer in enumerate(spec.layers):
+        first = f"layers.{i}.experts.0."
+        if (experts := layer.experts) is None or not has_source(first + "down", names):
+            continue
+        begin = _LAYER.match(source_of(first + "down", names, numbers)[0])
+        if begin is None:
+            continue
+        inner, outer = experts.intermediate_size, experts.latent_size or spec.hidden_size
+        up: dict[str, Rows] = {"up": Rows("", 0, inner)}
+        if spec.gated_mlp:
+            halves = {"gate": Rows("", 0, inner), "up": Rows("", inner, 2 * inner)}
+            up = {part: source_of(first + part, names, numbers)[1] or rows for part, rows in halves.items()}
+        of_layer = {
+            "gate_up_proj" if spec.gated_mlp else "up_proj": (len(up) * inner, outer, up),
+            "down_proj": (outer, inner, {"down": Rows("", 0, outer)}),
+        }
+        idle = {"gate_up_proj": experts.identities}
+        found[begin[1]] = {
+            name: Module(*sizes, _of_experts(i, parts), experts.num_experts, idle.get(name, 0), swapped)
+            for name, (*sizes, parts) in of_layer.items()
+        }
+    return found
+
+
+def _of_experts(layer: int, parts: Mapping[str, Rows]) -> tuple[tuple[str, Rows], ...]:
+    """Return the parts of a layer that is as many as it has experts."""
+    return tuple((f"layers.{layer}.experts.{{e}}.{part}", rows) for part, rows in parts.items())
+
+
+def pairs_of(path: Path, name: str, module: Module, a: Tensor, b: Tensor, scale: float) -> dict[str, LoraPair]:
+    """Return the changes of a module's parts. a: [rank, in], b: [out, rank], of several experts [experts, …] each.
+    Raise ModelError for other shapes, a rank above `MAX_RANK`, or numbers not finite.
+    """
+    experts = (module.num_experts,) if module.num_experts else ()
+    rank = a.shape[-2] if len(a.shape) > 1 else 0
+    expected = (*experts, rank, module.num_inputs), (*experts, module.num_outputs, rank)
+    for letter, tensor, shape in zip("AB", (a, b), expected, strict=True):
+        if tensor.shape != shape:
+            reason = f"lora_{letter} has shape {tensor.shape}, expected {shape}"
             raise ModelError(f"{path}: {name}: {reason}. {_OF_THIS_MODEL}")
     if not abs(scale) < 1e30:
         raise ModelError(f"{path}: {name}: the scale of its change is {scale:g}. {_OF_THIS_MODEL}")
@@ -129,7 +192,36 @@ def pairs_of(path: Path, name: str, module: Module, a: Tensor, b: Tensor, scale:
     for letter, tensor in (("A", a), ("B", b)):
         if not np.isfinite(tensor.dequantize()).all():
             raise ModelError(f"{path}: {name}: lora_{letter} has values that are not finite. Train the adapter again")
-    return {part: LoraPair(a, select_rows(b, rows), scale) for part, rows in module.parts}
+    found: dict[str, LoraPair] = {}
+    for e in range(module.num_experts or 1):
+        own_a, own_b = (_matrix(tensor, e) for tensor in (a, b))
+        for part, rows in module.parts:
+            of_part = own_a, select_rows(own_b, rows)
+            if len(module.parts) > 1:
+                of_part = _without_unused(*of_part)
+            if (used := of_part[0].shape[0]) > MAX_RANK:
+                raise ModelError(f"{path}: {name} has rank {used}: a rank above {MAX_RANK} is not supported")
+            found[part.format(e=e)] = LoraPair(*of_part, scale)
+    return found
+
+
+def _matrix(tensor: Tensor, index: int) -> Tensor:
+    """Return a matrix of a stack of them; the tensor itself if it is a matrix."""
+    if len(tensor.shape) == 2:
+        return tensor
+    rows = tensor.shape[1]
+    return Tensor(tensor.stored[index * rows : (index + 1) * rows], tensor.quant, tensor.shape[1:])
+
+
+def _without_unused(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors without the ranks that do not change this part of the outputs: PEFT makes one pair of those
+    of gate and up, each with ranks of its own.
+    """
+    floats = b.dequantize()
+    used = np.flatnonzero(floats.any(0))
+    if len(used) in (0, len(a.data)):
+        return a, b
+    return Tensor(a.data[used], a.quant, (len(used), a.shape[1])), float_tensor(floats[:, used])
 
 
 def factors_of(

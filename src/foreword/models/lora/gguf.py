@@ -40,5 +40,6 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
     modules = {name: module for name, module in modules.items() if not name.endswith(_OF_HEADS)}
     pairs: dict[str, LoraPair] = {}
     for name, (a, b) in factors_of(path, gguf.tensors, _TENSOR, modules, _CONVERT_AGAIN).items():
-        pairs |= pairs_of(path, name, modules[name], a, b, alpha / a.shape[0] if alpha else 1.0)
+        rank = b.shape[-1]
+        pairs |= pairs_of(path, name, modules[name], a, b, alpha / rank if alpha else 1.0)
     return in_order(LoraAdapter(path, pairs), spec, is_interleaved=family.gguf_interleaved, is_tiled=family.gguf_tiled)

@@ -10,7 +10,7 @@ from foreword.errors import ModelError, reason_of
 from foreword.models.digests import Digests
 from foreword.models.families.base import SAFETENSORS_NAMES, Family, Rows
 from foreword.models.files import identity_of
-from foreword.models.lora.adapter import FileStates, LoraAdapter, Module, in_order, modules_of
+from foreword.models.lora.adapter import FileStates, LoraAdapter, Module, in_order, modules_of, parameters_of
 from foreword.models.lora.gguf import read_gguf_lora
 from foreword.models.lora.peft import CONFIG, WEIGHTS, read_peft
 from foreword.models.spec import DecoderSpec
@@ -33,7 +33,9 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapte
             reason = f"the weights of this {spec.architecture} have its multipliers, those of an adapter not"
             raise ModelError(f"{path}: {reason}. Use the model's own checkpoint of safetensors")
         names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
-        adapter = read_peft(path, modules_of(spec, names, family.numbers(spec)), {**_OF_TEXT, **family.renamed})
+        numbers = family.numbers(spec)
+        parameters = parameters_of(spec, names, numbers, family.peft_swaps_experts)
+        adapter = read_peft(path, modules_of(spec, names, numbers), {**_OF_TEXT, **family.renamed}, parameters)
         return in_order(adapter, spec, is_interleaved=family.interleaved, is_tiled=False)
 
     return _read_unchanged(Path(path), read)

@@ -11,33 +11,41 @@ from types import MappingProxyType
 from foreword.errors import ModelError
 from foreword.installation import install
 from foreword.models.config import Config, read_config
-from foreword.models.lora.adapter import MAX_RANK, LoraAdapter, LoraPair, Module, factors_of, pairs_of
+from foreword.models.lora.adapter import LoraAdapter, LoraPair, Module, factors_of, pairs_of
 from foreword.models.safetensors import read_safetensors
+from foreword.models.weights import Tensor, float_tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 _READ = {
     "peft_type", "bias", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "target_modules",
-    "exclude_modules", "layers_to_transform", "init_lora_weights", "task_type",
+    "exclude_modules", "layers_to_transform", "init_lora_weights", "task_type", "target_parameters", "peft_version",
 }  # fmt: skip
 _WITHOUT_EFFECT = {
-    "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout",
+    "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout",
     "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
     "fan_in_fan_out", "layers_pattern", "runtime_config", "ephemeral_gpu_offload", "ensure_weight_tying",
 }  # fmt: skip
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to start training that change the base model's weights too."""
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
-_LAYER = re.compile(r".*\.[^.]*\.(\d+)\.")
+_LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
+_WRAPPED = re.compile(r"((.*?\.\d+)\.(?:.*\.)?experts)((?:\.base_layer)*)")
+"""The name of the module that has the parameters of all experts, as PEFT wraps it: for each parameter that an adapter
+changes, a module that has the one of the parameter before as ``base_layer``.
+"""
 _PATTERN_SECONDS = 0.1
 
 
 def read_peft(
-    folder: Path, modules: Mapping[str, Module], renamed: Mapping[str, str] = MappingProxyType({})
+    folder: Path,
+    modules: Mapping[str, Module],
+    renamed: Mapping[str, str] = MappingProxyType({}),
+    parameters: Mapping[str, Mapping[str, Module]] = MappingProxyType({}),
 ) -> LoraAdapter:
     """Return the adapter of a directory, for a model with these linear layers by their names in it. renamed: parts of
-    other names that these may have, with what they are in ``modules``. Raise ModelError if a file is missing or
-    damaged, if the adapter is of another model, or needs what is not supported.
+    other names that these may have, with what they are in ``modules``. parameters: see `parameters_of`. Raise
+    ModelError if a file is missing or damaged, if the adapter is of another model, or needs what is not supported.
     """
     config = read_config(folder / CONFIG)
     _check_supported(config)
@@ -45,23 +53,106 @@ def read_peft(
         raise ModelError(f"{folder}: has no {WEIGHTS}. Save the adapter with safetensors")
     path, tensors = folder / WEIGHTS, read_safetensors(folder / WEIGHTS)
     modules = _as_named(modules, tensors, renamed)
+    targets = dict.fromkeys(_targets(config, modules), "target_modules")
+    tensors, wrapped, of_parameters = _parameters(config, modules, tensors, renamed, parameters)
+    modules = {**modules, **wrapped}
+    targets |= dict.fromkeys(of_parameters, "target_parameters")
     found = factors_of(path, tensors, _TENSOR, modules, _SAVE_AGAIN)
-    targets = _targets(config, modules)
-    required = {name for name in targets if not (modules[name].is_router and config.values["target_modules"] == _ALL)}
-    if missing := sorted(required - found.keys()):
-        raise config.error(f"target_modules name {missing[0]}, which {WEIGHTS} does not have", _SAVE_AGAIN)
-    if extra := sorted(found.keys() - targets):
+    has_experts = any(modules[name].is_expert for name in found)
+    is_all = config.values.get("target_modules") == _ALL
+    for name in sorted(targets.keys() - found.keys()):
+        module = modules[name]
+        if not ((module.is_router and is_all) or (module.is_expert and not has_experts)):
+            raise config.error(f"{targets[name]} name {name}, which {WEIGHTS} does not have", _SAVE_AGAIN)
+    if extra := sorted(found.keys() - targets.keys()):
         raise config.error(f"target_modules do not name {extra[0]}, which {WEIGHTS} has", _SAVE_AGAIN)
     rank_of, alpha_of = _pattern(config, "rank_pattern"), _pattern(config, "alpha_pattern")
     pairs: dict[str, LoraPair] = {}
     for name, (a, b) in found.items():
-        rank = rank_of(name, config.size("r", 8))
-        if a.shape[0] != rank and rank <= MAX_RANK:
-            raise config.error(f"gives {name} the rank {rank:g}, the weights have {a.shape[0]}", _SAVE_AGAIN)
+        module, key = modules[name], of_parameters.get(name, name)
+        rank = rank_of(key, config.size("r", 8))
+        count = module.num_experts + module.num_idle
+        if a.shape[0] != rank * (count or 1):
+            times = f" {count} times" if count else ""
+            raise config.error(f"gives {name}{times} the rank {rank:g}, the weights have {a.shape[0]}", _SAVE_AGAIN)
         root = math.sqrt(rank) if config.get("use_rslora", bool, False) else rank
-        scale = alpha_of(name, config.get("lora_alpha", float, 8.0)) / root
-        pairs |= pairs_of(path, name, modules[name], a, b, scale)
+        scale = alpha_of(key, config.get("lora_alpha", float, 8.0)) / root
+        if module.num_experts:
+            a, b = _by_expert(config, name, module, a, b)
+        pairs |= pairs_of(path, name, module, a, b, scale)
     return LoraAdapter(folder, pairs)
+
+
+def _parameters(
+    config: Config,
+    modules: Mapping[str, Module],
+    tensors: Mapping[str, Tensor],
+    renamed: Mapping[str, str],
+    parameters: Mapping[str, Mapping[str, Module]],
+) -> tuple[dict[str, Tensor], dict[str, Module], dict[str, str]]:
+    """Return the tensors with those of parameters by the names of these, the parameters that ``target_parameters``
+    name, and the names of what they choose: modules as tensors have them → that of the parameter.
+    """
+    given = config.values.get("target_parameters") or []
+    if not isinstance(given, list) or not all(isinstance(target, str) for target in given):
+        raise config.error(f"target_parameters {given!r:.80} is not a list of names", _SAVE_AGAIN)
+    layers = {_renamed(f"{layer}.", renamed): layer for layer in parameters}
+    found = {name: match for name in tensors if (match := _TENSOR.fullmatch(name))}
+    # The module of the experts in a layer, as the file names it, and the part of it behind the name of the layer.
+    places, inside = dict[str, str](), ".experts"
+    for match in found.values():
+        of = _WRAPPED.fullmatch(match[1])
+        if of is not None and (own := _renamed(f"{of[2]}.", renamed)) in layers:
+            places[layers[own]], inside = of[1], of[1].removeprefix(of[2])
+    wrapped: dict[str, Module] = {}
+    order: dict[str, list[str]] = {}
+    for layer, of_layer in parameters.items():
+        place = places.get(layer, layer + inside)
+        chosen = {f"{place}.{name}": module for name, module in of_layer.items()}
+        chosen = {name: module for name, module in chosen.items() if _is_named(name, given)}
+        order[place] = list(chosen)
+        wrapped |= chosen
+    names = {name: f"{name}.weight" for name in modules if _is_named(f"{name}.weight", given)}
+    names |= {name: name for name in wrapped}
+    if given and not names:  # PEFT itself adds names of routers that a model may lack
+        raise config.error(f"target_parameters {given!r:.80} name no matrix of this model that adapters change", _PLAIN)
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        of = _WRAPPED.fullmatch(found[name][1]) if name in found else None
+        own, depth = (order.get(of[1], []), of[3].count(".")) if of else ([], 0)
+        result[name.replace(found[name][1], own[-1 - depth]) if depth < len(own) else name] = tensor
+    return result, wrapped, names
+
+
+def _is_named(parameter: str, targets: Iterable[str]) -> bool:
+    """Return whether one of the targets is the name of a parameter, or its end."""
+    return any(f".{parameter}".endswith(f".{target}") for target in targets)
+
+
+def _by_expert(config: Config, name: str, module: Module, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors of a parameter of all experts as [experts, rank, in] and [experts, out, rank]. In the file
+    they are [experts · rank, in] and [out, rank · experts], or swapped: [experts · rank, out] and [in, rank · experts].
+    """
+    count, outer, inner = module.num_experts + module.num_idle, module.num_outputs, module.num_inputs
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] % count or b.shape[1] != a.shape[0]:
+        raise config.error(f"the weights have the shapes {a.shape} and {b.shape} for {name}", _SAVE_AGAIN)
+    rank, sizes = a.shape[0] // count, (a.shape[1], b.shape[0])
+    first = a.dequantize().reshape(count, rank, -1)
+    second = b.dequantize().reshape(-1, rank, count)
+    is_swapped = sizes == (outer, inner)
+    if outer == inner:
+        is_swapped = module.swapped == ("from 0.19" if _version(config) >= (0, 19) else "before 0.19")
+    if is_swapped:
+        first, second = second.transpose(2, 1, 0), first.swapaxes(1, 2)
+    else:
+        second = second.transpose(2, 0, 1)
+    return float_tensor(first[: module.num_experts]), float_tensor(second[: module.num_experts])
+
+
+def _version(config: Config) -> tuple[int, ...]:
+    """Return the version of PEFT that wrote an adapter; (0, 0) if it does not say so."""
+    numbers = re.match(r"(\d{1,4})\.(\d{1,4})", str(config.values.get("peft_version")))
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def _as_named(
@@ -70,12 +161,17 @@ def _as_named(
     """Return the modules by the names that those have which tensors change."""
     found = dict(modules)
     for name in {match[1] for tensor in tensors if (match := _TENSOR.fullmatch(tensor))} - modules.keys():
-        other = f"{name}.weight"
-        for part, own in renamed.items():
-            other = other.replace(part, own)
+        other = _renamed(f"{name}.weight", renamed)
         if (module := found.pop(other.removesuffix(".weight"), None)) is not None:
             found[name] = module
     return found
+
+
+def _renamed(name: str, renamed: Mapping[str, str]) -> str:
+    """Return a name with other names of its parts: see `read_peft`."""
+    for part, own in renamed.items():
+        name = name.replace(part, own)
+    return name
 
 
 _ALL = "all-linear"
@@ -102,9 +198,10 @@ def _check_supported(config: Config) -> None:
             raise config.error(f"{key} = {value!r:.80} is not supported", _PLAIN)
 
 
-def _targets(config: Config, modules: Iterable[str]) -> set[str]:
+def _targets(config: Config, modules: Mapping[str, Module]) -> set[str]:
     """Return the modules that target_modules, exclude_modules and layers_to_transform choose, as PEFT does."""
-    chosen = _matcher(config, "target_modules")
+    is_empty = config.values.get("target_modules") in (None, []) and config.values.get("target_parameters")
+    chosen = (lambda name: False) if is_empty else _matcher(config, "target_modules")
     excluded = _matcher(config, "exclude_modules") if config.values.get("exclude_modules") else lambda name: False
     layers = config.values.get("layers_to_transform")
     if layers is not None:
@@ -113,7 +210,8 @@ def _targets(config: Config, modules: Iterable[str]) -> set[str]:
             raise config.error(f"layers_to_transform {layers!r:.80} are not layers", _SAVE_AGAIN)
         if config.values.get("layers_pattern") not in (None, [], "layers", ["layers"]):
             raise config.error("layers_pattern is not supported, except 'layers'", _PLAIN)
-    return {name for name in modules if chosen(name) and not excluded(name) and (not layers or _layer(name) in layers)}
+    linear = (name for name, module in modules.items() if not module.num_experts)
+    return {name for name in linear if chosen(name) and not excluded(name) and (not layers or _layer(name) in layers)}
 
 
 def _layer(name: str) -> int | None:
