@@ -236,3 +236,13 @@ def test_a_file_of_a_directory_with_a_wrong_value_is_refused(tmp_path, name, con
     (folder / name).write_text(json.dumps(content))
     with pytest.raises(ModelError, match=f"{name}: {message}"):
         load_model(folder)
+
+
+@pytest.mark.parametrize("name", [name for name, tiny in TINY.items() if "kv_lora_rank" in tiny["config"]])
+def test_key_heads_unlike_the_heads_of_latent_attention_are_refused(name):
+    config, family = TINY[name]["config"], FAMILIES[TINY[name]["config"]["model_type"]]
+    heads = config["num_attention_heads"]
+    family.read(Config(PATH, {**config, "num_key_value_heads": heads}))
+    for wrong in (1, 2 * heads):
+        with pytest.raises(ModelError, match=f"num_key_value_heads = {wrong} is not supported"):
+            family.read(Config(PATH, {**config, "num_key_value_heads": wrong}))

@@ -126,8 +126,9 @@ def latent_sizes(config: Config) -> MlaSpec:
     else:
         rope_dim, nope = config.size("qk_rope_head_dim"), config.size("qk_nope_head_dim")
         value = config.size(_VALUE_DIM, nope)
-        if config.optional(_QUERY_DIM, int) not in (None, nope + rope_dim):
-            raise config.refused(_QUERY_DIM, config.value(_QUERY_DIM))
+        for key, wanted in ((_QUERY_DIM, nope + rope_dim), ("num_key_value_heads", config.size("num_attention_heads"))):
+            if (given := config.optional(key, int)) not in (None, wanted):
+                raise config.refused(key, given)
     q_rank = 0 if config.value("q_lora_rank") is None else config.size("q_lora_rank", most=1 << 16)
     sizes = {"nope_dim": nope, "rope_dim": rope_dim, "value_dim": value}
     if wrong := next((size for size in sizes.values() if size > 1 << 14), None):
