@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 from greedy_steps import check
+from kernel_adapters import random_adapter
 from kernel_driver import Driver
 from kernel_reference import SPECS, random_weights
 
@@ -37,6 +38,18 @@ def test_nodes_do_not_change_a_bit(groups, name, num_threads):
     got = divided.run_alone("a", tokens, [120, 1, 2, 27])
     for logits, wanted in zip(got, want, strict=True):
         np.testing.assert_array_equal(logits, wanted)
+
+
+@pytest.mark.parametrize("name", ["llama", "moe", "latent"])
+def test_nodes_do_not_change_a_bit_of_adapters(groups, name):
+    spec, tokens = SPECS[name], np.random.default_rng(3).integers(0, SPECS[name].vocab_size, 90).tolist()
+    logits = []
+    for options in ({"num_threads": 1}, {"num_threads": 3, "numa_nodes": 2}):
+        driver = Driver(spec, random_weights(spec), weight_format="int8", **options)
+        driver.executor.load_lora(7, random_adapter(spec, 20, 1))
+        logits.append(driver.run_alone("a", tokens, [60, 1, 2, 27], lora_id=7))
+    for one, other in zip(*logits, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.one_in(2)
