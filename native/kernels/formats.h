@@ -111,7 +111,7 @@ struct LoraSource {
 };
 
 constexpr size_t kLoraAhead = 4096;  // bytes between the factors in use and those that are prefetched
-constexpr int kMaxLoraRank = 64;  // a multiple of the lanes of every instruction set
+constexpr int kMaxLoraRank = 256;  // a multiple of the lanes of every instruction set
 
 // scale * x Aᵀ of a token, as the input of the product with Bᵀ. In i8 the numbers are 8 bit, and each vector of
 // ranks has a scale and a start of its sums: −bias Σ q.

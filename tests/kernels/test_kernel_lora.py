@@ -15,7 +15,7 @@ from foreword.models.lora import MAX_RANK, LoraAdapter, LoraPair
 
 LEVELS = _native.isa_levels()
 FORMATS = ["fp32", "auto", "bf16", "int8", "q4"]
-RANKS = (1, 8, 16, 17, MAX_RANK)
+RANKS = (1, 8, 17, 64, MAX_RANK)
 
 
 def tokens_of(name: str) -> list[int]:
@@ -128,7 +128,7 @@ def test_factors_of_any_size_keep_the_precision_of_their_format(weight_format, b
     The bounds of 8-bit factors are 1.5 times the largest error of all levels: 0.035 in bf16, 0.040 in int8.
     """
     spec, tokens = Crowd.spec, Crowd(isa=isa).work["0"][0]
-    for rank in (5, 16, MAX_RANK):
+    for rank in (5, 16, 64, MAX_RANK):
         exact = random_adapter(spec, rank, rank)
         weights = {
             name: float_tensor(weight.dequantize() * (name not in exact.pairs))
@@ -169,7 +169,7 @@ def test_factors_that_do_not_fit_are_refused():
 
     assert add() > 0
     for wrong in (
-        {"matrix": -1}, {"matrix": 10**6}, {"a": (4, hidden - 1)}, {"a": (65, hidden), "b": (96, 65)},
+        {"matrix": -1}, {"matrix": 10**6}, {"a": (4, hidden - 1)}, {"a": (MAX_RANK + 1, hidden), "b": (96, MAX_RANK + 1)},
         {"a": (0, hidden), "b": (96, 0)}, {"b": (95, 4)}, {"b": (96, 5)}, {"lora_id": 0}, {"lora_id": -3},
     ):  # fmt: skip
         with pytest.raises((ValueError, TypeError)):

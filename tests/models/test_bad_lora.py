@@ -9,7 +9,7 @@ import pytest
 
 from foreword.errors import ModelError
 from foreword.models.loader import load_model
-from foreword.models.lora import read_lora
+from foreword.models.lora import MAX_RANK, read_lora
 from models import gguf_writer
 from models.lora_files import as_parameters, gguf_parts, peft_tensors, random_expert_factors, random_factors, write_peft
 from models.recorded import TINY, make
@@ -107,8 +107,8 @@ def test_weights_of_other_shapes_or_without_numbers_are_named(model, folder, let
 
 
 def test_a_rank_above_the_limit_is_refused(model, tmp_path):
-    factors = random_factors(TINY_MODEL["shapes"], 65, ends=("q_proj",))
-    refused(model, write_peft(tmp_path / "wide", factors, r=65), "a rank above 64 is not supported")
+    factors = random_factors(TINY_MODEL["shapes"], MAX_RANK + 1, ends=("q_proj",))
+    refused(model, write_peft(tmp_path / "wide", factors, r=MAX_RANK + 1), "a rank above 256 is not supported")
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_a_layer_whose_experts_are_missing_is_named(of_experts):
 
 def test_a_rank_of_experts_above_the_limit_is_refused(tmp_path):
     model = load_model(make(tmp_path, "gpt-oss"))
-    factors = random_expert_factors(TINY["gpt-oss"]["shapes"], 65)
-    folder = write_peft(tmp_path / "wide", factors, r=65, target_modules=[])
-    refused(model, folder, "has rank 65: a rank above 64 is not supported")
+    factors = random_expert_factors(TINY["gpt-oss"]["shapes"], MAX_RANK + 1)
+    folder = write_peft(tmp_path / "wide", factors, r=MAX_RANK + 1, target_modules=[])
+    refused(model, folder, "has rank 257: a rank above 256 is not supported")
 
 
 @pytest.mark.parametrize(

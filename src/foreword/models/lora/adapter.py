@@ -21,7 +21,7 @@ FileStates = tuple[str, ...]
 """`foreword.models.files.identity_of` each file."""
 
 Swapped = Literal["before 0.19", "from 0.19", "never"]
-MAX_RANK = 64
+MAX_RANK = 256
 _TARGET = re.compile(
     r"per_layer_in|layers\.\d+\.("
     r"q|k|v|q_a|kv_a|k_b|v_b|attn_gate|o|"
