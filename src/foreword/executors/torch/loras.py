@@ -88,6 +88,16 @@ class Changeable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """A product that adapters may change, without its matrices: `Changeable`."""
+
+    parts: Parts
+    outputs: tuple[range, ...]
+    inputs: range
+    num_experts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepLoras:
     """The adapters of a step. tokens: int64 [N], those with an adapter, sorted by it; ends: int32 [adapters], where the
     tokens of each end; numbers: int64 [T], the adapter of each token, by its place, −1 for none.

@@ -21,7 +21,7 @@ from foreword.executors.inputs import StepInputs, last_seen
 from foreword.executors.pooling import Pooler
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.kernel_attention import paged_attention
-from foreword.executors.torch.loras import Loras, Parts, StepLoras
+from foreword.executors.torch.loras import Loras, Product, StepLoras
 from foreword.executors.torch.tensors import as_floats, as_tensor
 from foreword.executors.transformers.interface import forward, register, set_attention, unregister
 from foreword.executors.transformers.trace import Trace
@@ -60,9 +60,9 @@ class TransformersExecutor(TransferPagedExecutor):
         compile: bool = False,
         pooling: PoolingSpec | None = None,
     ) -> None:
-        products: dict[Parts, tuple[tuple[range, ...], range]] = {
-            (name,): ((range(outputs),), range(inputs)) for name, (outputs, inputs) in trace.linear.items()
-        }
+        products = [
+            Product((name,), (range(outputs),), range(inputs)) for name, (outputs, inputs) in trace.linear.items()
+        ]
         cache = PagedCache(
             trace.layers, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device
         )
