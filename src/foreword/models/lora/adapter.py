@@ -158,14 +158,13 @@ def parameters_of(
         if spec.gated_mlp:
             halves = {"gate": Rows("", 0, inner), "up": Rows("", inner, 2 * inner)}
             up = {part: source_of(first + part, names, numbers)[1] or rows for part, rows in halves.items()}
-        of_layer = {
-            "gate_up_proj" if spec.gated_mlp else "up_proj": (len(up) * inner, outer, up),
-            "down_proj": (outer, inner, {"down": Rows("", 0, outer)}),
-        }
-        idle = {"gate_up_proj": experts.identities}
+        parts, down = _of_experts(i, up), _of_experts(i, {"down": Rows("", 0, outer)})
+        idle = experts.identities  # which have no down projection
         found[begin[1]] = {
-            name: Module(*sizes, _of_experts(i, parts), experts.num_experts, idle.get(name, 0), swapped)
-            for name, (*sizes, parts) in of_layer.items()
+            "gate_up_proj" if spec.gated_mlp else "up_proj": Module(
+                len(up) * inner, outer, parts, experts.num_experts, idle, swapped
+            ),
+            "down_proj": Module(outer, inner, down, experts.num_experts, swapped=swapped),
         }
     return found
 

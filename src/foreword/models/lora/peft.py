@@ -119,8 +119,10 @@ def _parameters(
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         of = _WRAPPED.fullmatch(found[name][1]) if name in found else None
-        own, depth = (order.get(of[1], []), of[3].count(".")) if of else ([], 0)
-        result[name.replace(found[name][1], own[-1 - depth]) if depth < len(own) else name] = tensor
+        inner_first, depth = (order.get(of[1], []), of[3].count(".")) if of else ([], 0)
+        if depth < len(inner_first):
+            name = name.replace(found[name][1], inner_first[-1 - depth])
+        result[name] = tensor
     return result, wrapped, names
 
 
