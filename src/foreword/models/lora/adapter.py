@@ -170,7 +170,7 @@ def parameters_of(
 
 
 def _of_experts(layer: int, parts: Mapping[str, Rows]) -> tuple[tuple[str, Rows], ...]:
-    """Return the parts of a layer that is as many as it has experts."""
+    """Return `Module.parts` of a parameter of all experts of a layer."""
     return tuple((f"layers.{layer}.experts.{{e}}.{part}", rows) for part, rows in parts.items())
 
 
