@@ -168,8 +168,9 @@ def test_factors_that_do_not_fit_are_refused():
         return core.add_lora(lora_id, [(matrix, np.ones(a, np.float32), np.ones(b, np.float32), 1.0)])
 
     assert add() > 0
+    most = MAX_RANK + 1
     for wrong in (
-        {"matrix": -1}, {"matrix": 10**6}, {"a": (4, hidden - 1)}, {"a": (MAX_RANK + 1, hidden), "b": (96, MAX_RANK + 1)},
+        {"matrix": -1}, {"matrix": 10**6}, {"a": (4, hidden - 1)}, {"a": (most, hidden), "b": (96, most)},
         {"a": (0, hidden), "b": (96, 0)}, {"b": (95, 4)}, {"b": (96, 5)}, {"lora_id": 0}, {"lora_id": -3},
     ):  # fmt: skip
         with pytest.raises((ValueError, TypeError)):

@@ -212,6 +212,35 @@ def test_a_layer_whose_experts_are_missing_is_named(of_experts):
     model, tensors, write = of_experts
     rest = {name: tensor for name, tensor in tensors.items() if ".2.mlp." not in name}
     refused(model, write(rest), "target_parameters name model.layers.2.mlp.experts.down_proj, which")
+    inner = "model.language_model.layers"
+    seeing = {name.replace("model.layers", inner): tensor for name, tensor in rest.items() if ".self_attn." not in name}
+    every = [f"{inner}.{i}.mlp.experts.{part}" for i in (0, 2, 3) for part in ("gate_up_proj", "down_proj")]
+    folder = write(seeing, target_modules=[], target_parameters=every)
+    refused(model, folder, f"target_parameters name {inner}.2.mlp.experts.down_proj, which")
+
+
+def test_two_changes_of_one_matrix_are_named(of_experts):
+    model, tensors, write = of_experts
+    name = f"base_model.model.{EXPERTS}.lora_A.weight"
+    for other in (name.replace("A.weight", "A.default.weight"), name.removeprefix("base_model.model.")):
+        refused(model, write(tensors | {other: tensors[name]}), "has two tensors")
+    again = name.replace("experts.", "experts.down_proj.")
+    refused(model, write(tensors | {again: tensors[name]}), f"has two tensors base_model.model.{EXPERTS}.down_proj")
+    apart = random_factors(TINY["qwen3-moe"]["shapes"], ends=("experts.0.down_proj", "experts.1.down_proj"))
+    linear = [f"experts.{e}.down_proj" for e in (0, 1)]
+    refused(
+        model,
+        write(tensors | peft_tensors(apart), target_modules=["q_proj", *linear]),
+        "changes layers.0.experts.0.down, which another tensor of the file changes, too",
+    )
+
+
+def test_experts_that_are_named_and_all_missing_are_refused(tmp_path):
+    model = load_model(make(tmp_path, "qwen3-moe"))
+    factors = random_factors(TINY["qwen3-moe"]["shapes"], ends=("q_proj",))
+    named = [f"experts.{e}.down_proj" for e in range(6)]
+    folder = write_peft(tmp_path / "adapter", factors, target_modules=["q_proj", *named])
+    refused(model, folder, "target_modules name model.layers.0.mlp.experts.0.down_proj, which")
 
 
 def test_a_rank_of_experts_above_the_limit_is_refused(tmp_path):

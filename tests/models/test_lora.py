@@ -175,6 +175,39 @@ def test_versions_of_peft_tell_inputs_of_square_experts_from_outputs(tmp_path, s
         np.testing.assert_array_equal(pairs[f"layers.0.experts.{e}.down"].b.dequantize(), b.astype("f4"))
 
 
+def test_shapes_of_other_matrices_tell_inputs_of_square_experts_from_outputs(tmp_path):
+    rng, layer = np.random.default_rng(2), "model.layers.0"
+    factors = {
+        f"{layer}.mlp.experts.gate_up_proj": (rng.standard_normal((3, 2, 5)), rng.standard_normal((3, 10, 2))),
+        f"{layer}.mlp.experts.down_proj": (rng.standard_normal((3, 2, 5)), rng.standard_normal((3, 5, 2))),
+    }
+    parts = {"gate_up_proj": (10, (("e.{e}.gate", Rows("", 0, 5)), ("e.{e}.up", Rows("", 5, 10)))),
+             "down_proj": (5, (("e.{e}.down", Rows("", 0, 5)),))}  # fmt: skip
+    modules = {name: Module(outputs, 5, own, 3, 0, "never") for name, (outputs, own) in parts.items()}
+    for swapped in (False, True):
+        folder = write_peft(tmp_path, factors, swapped=swapped, r=2, lora_alpha=2, target_modules=[])
+        pairs = read_peft(folder, {}, parameters={layer: modules}).pairs
+        for e, (a, b) in enumerate(zip(*factors[f"{layer}.mlp.experts.down_proj"], strict=True)):
+            np.testing.assert_array_equal(pairs[f"e.{e}.down"].a.dequantize(), a.astype("f4"))
+            np.testing.assert_array_equal(pairs[f"e.{e}.down"].b.dequantize(), b.astype("f4"))
+
+
+def test_experts_that_training_did_not_change_need_one_rank(tmp_path):
+    rig = Rig(tmp_path, "qwen3-moe")
+    ends = ("gate_proj", "up_proj", "down_proj")
+    factors = random_factors(rig.tiny["shapes"], MAX_RANK, ends=ends)
+    factors = {name: both for name, both in factors.items() if ".experts." in name}
+    for name, (_, b) in factors.items():
+        if ".experts.4." in name:
+            b[:] = 0
+    double = {"rank_pattern": {"gate_up_proj": 2 * MAX_RANK}, "alpha_pattern": {"gate_up_proj": 2 * MAX_RANK}}
+    folder = write_peft(tmp_path / "adapter", as_parameters(factors, 6), r=MAX_RANK, lora_alpha=MAX_RANK, **double)
+    adapter = rig.read(folder)
+    assert adapter.pairs["layers.0.experts.4.gate"].a.shape[0] == 1
+    assert adapter.pairs["layers.0.experts.3.gate"].a.shape[0] == MAX_RANK
+    assert_equal(rig.logits(adapter), rig.merged_logits(factors, 1.0), rig.tolerance)
+
+
 OF_CLASSES = {"self_attn.gate_proj": "self_attn.g_proj", "block_sparse_moe.gate": "mlp.router"}
 """Names in checkpoints of LFM3 and of Phi-3.5 with experts → those of the classes of transformers."""
 

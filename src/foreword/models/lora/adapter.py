@@ -218,8 +218,9 @@ def _without_unused(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """
     floats = b.dequantize()
     used = np.flatnonzero(floats.any(0))
-    if len(used) in (0, len(a.data)):
+    if len(used) == len(a.data):
         return a, b
+    used = used if len(used) else np.arange(1)
     return Tensor(a.data[used], a.quant, (len(used), a.shape[1])), float_tensor(floats[:, used])
 
 
@@ -235,13 +236,23 @@ def factors_of(
         match = pattern.fullmatch(name)
         if match is None or match[1] not in modules:
             raise unknown_module(path, match[1] if match else name, modules)
-        found.setdefault(match[1], {})[match[2]] = tensor
+        if match[2] in (factors := found.setdefault(match[1], {})):
+            raise ModelError(f"{path}: {match[1]} has two tensors lora_{match[2]}. {fix}")
+        factors[match[2]] = tensor
     for name, both in found.items():
         if len(both) != 2:
             raise ModelError(f"{path}: {name} has lora_{next(iter(both))} alone. {fix}")
     if not found:
         raise ModelError(f"{path}: has no weights. {fix}")
     return {name: (both[min(both)], both[max(both)]) for name, both in found.items()}
+
+
+def joined(path: Path, pairs: dict[str, LoraPair], more: Mapping[str, LoraPair], name: str) -> dict[str, LoraPair]:
+    """Return the pairs with those of a module. Raise ModelError if both have a change of one matrix."""
+    if both := sorted(pairs.keys() & more.keys()):
+        fix = "Use an adapter that has one of them"
+        raise ModelError(f"{path}: {name} changes {both[0]}, which another tensor of the file changes, too. {fix}")
+    return pairs | more
 
 
 def unknown_module(path: Path, name: str, modules: Mapping[str, Module]) -> ModelError:

@@ -9,7 +9,7 @@ from foreword.errors import ModelError
 from foreword.models.families import GGUF_FAMILIES
 from foreword.models.families.base import Family
 from foreword.models.gguf import read_gguf
-from foreword.models.lora.adapter import LoraAdapter, LoraPair, factors_of, in_order, modules_of, pairs_of
+from foreword.models.lora.adapter import LoraAdapter, LoraPair, factors_of, in_order, joined, modules_of, pairs_of
 from foreword.models.spec import DecoderSpec
 
 _TENSOR = re.compile(r"(.+)\.weight\.lora_([ab])")
@@ -41,5 +41,6 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
     pairs: dict[str, LoraPair] = {}
     for name, (a, b) in factors_of(path, gguf.tensors, _TENSOR, modules, _CONVERT_AGAIN).items():
         rank = b.shape[-1]
-        pairs |= pairs_of(path, name, modules[name], a, b, alpha / rank if alpha else 1.0)
+        own = pairs_of(path, name, modules[name], a, b, alpha / rank if alpha else 1.0)
+        pairs = joined(path, pairs, own, name)
     return in_order(LoraAdapter(path, pairs), spec, is_interleaved=family.gguf_interleaved, is_tiled=family.gguf_tiled)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from foreword.errors import ModelError
 from foreword.installation import install
 from foreword.models.config import Config, read_config
-from foreword.models.lora.adapter import LoraAdapter, LoraPair, Module, factors_of, pairs_of
+from foreword.models.lora.adapter import LoraAdapter, LoraPair, Module, factors_of, joined, pairs_of
 from foreword.models.safetensors import read_safetensors
 from foreword.models.weights import Tensor, float_tensor
 
@@ -34,6 +34,7 @@ _WRAPPED = re.compile(r"((.*?\.\d+)\.(?:.*\.)?experts)((?:\.base_layer)*)")
 """The name of the module that has the parameters of all experts, as PEFT wraps it: for each parameter that an adapter
 changes, a module that has the one of the parameter before as ``base_layer``.
 """
+_DIGITS = "0123456789"
 _PATTERN_SECONDS = 0.1
 
 
@@ -59,15 +60,17 @@ def read_peft(
     targets |= dict.fromkeys(of_parameters, "target_parameters")
     found = factors_of(path, tensors, _TENSOR, modules, _SAVE_AGAIN)
     has_experts = any(modules[name].is_expert for name in found)
-    is_all = config.values.get("target_modules") == _ALL
+    linear = config.values.get("target_modules")
+    is_all, names_experts = linear == _ALL, isinstance(linear, list) and any("experts." in end for end in linear)
     for name in sorted(targets.keys() - found.keys()):
         module = modules[name]
-        if not ((module.is_router and is_all) or (module.is_expert and not has_experts)):
+        if not ((module.is_router and is_all) or (module.is_expert and not has_experts and not names_experts)):
             raise config.error(f"{targets[name]} name {name}, which {WEIGHTS} does not have", _SAVE_AGAIN)
     if extra := sorted(found.keys() - targets.keys()):
         raise config.error(f"target_modules do not name {extra[0]}, which {WEIGHTS} has", _SAVE_AGAIN)
     rank_of, alpha_of = _pattern(config, "rank_pattern"), _pattern(config, "alpha_pattern")
     pairs: dict[str, LoraPair] = {}
+    swapped = _is_swapped(config, modules, found)
     for name, (a, b) in found.items():
         module, key = modules[name], of_parameters.get(name, name)
         rank = rank_of(key, config.size("r", 8))
@@ -78,8 +81,8 @@ def read_peft(
         root = math.sqrt(rank) if config.get("use_rslora", bool, False) else rank
         scale = alpha_of(key, config.get("lora_alpha", float, 8.0)) / root
         if module.num_experts:
-            a, b = _by_expert(config, name, module, a, b)
-        pairs |= pairs_of(path, name, module, a, b, scale)
+            a, b = _by_expert(config, name, module, a, b, swapped=swapped)
+        pairs = joined(path, pairs, pairs_of(path, name, module, a, b, scale), name)
     return LoraAdapter(folder, pairs)
 
 
@@ -99,15 +102,16 @@ def _parameters(
     layers = {_renamed(f"{layer}.", renamed): layer for layer in parameters}
     found = {name: match for name in tensors if (match := _TENSOR.fullmatch(name))}
     # The module of the experts in a layer, as the file names it, and the part of it behind the name of the layer.
-    places, inside = dict[str, str](), ".experts"
+    places, inside, renaming = dict[str, str](), ".experts", ("", "")
     for match in found.values():
         of = _WRAPPED.fullmatch(match[1])
         if of is not None and (own := _renamed(f"{of[2]}.", renamed)) in layers:
             places[layers[own]], inside = of[1], of[1].removeprefix(of[2])
+            renaming = layers[own].rstrip(_DIGITS), of[2].rstrip(_DIGITS)
     wrapped: dict[str, Module] = {}
     order: dict[str, list[str]] = {}
     for layer, of_layer in parameters.items():
-        place = places.get(layer, layer + inside)
+        place = places.get(layer, layer.replace(*renaming, 1) + inside)
         chosen = {f"{place}.{name}": module for name, module in of_layer.items()}
         chosen = {name: module for name, module in chosen.items() if _is_named(name, given)}
         order[place] = list(chosen)
@@ -122,6 +126,8 @@ def _parameters(
         inner_first, depth = (order.get(of[1], []), of[3].count(".")) if of else ([], 0)
         if depth < len(inner_first):
             name = name.replace(found[name][1], inner_first[-1 - depth])
+        if name in result or (name in tensors and depth < len(inner_first)):
+            raise config.error(f"{WEIGHTS} has two tensors {name}", _SAVE_AGAIN)
         result[name] = tensor
     return result, wrapped, names
 
@@ -131,20 +137,36 @@ def _is_named(parameter: str, targets: Iterable[str]) -> bool:
     return any(f".{parameter}".endswith(f".{target}") for target in targets)
 
 
-def _by_expert(config: Config, name: str, module: Module, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _is_swapped(
+    config: Config, modules: Mapping[str, Module], found: Mapping[str, tuple[Tensor, Tensor]]
+) -> bool | None:
+    """Return whether the factors of parameters of experts are swapped, see `_by_expert`: what the first one says whose
+    matrices are not square; else the version of PEFT says it, of the parameter. None without parameters.
+    """
+    swapped = None
+    for name, (a, b) in found.items():
+        module = modules[name]
+        if not module.num_experts:
+            continue
+        if module.num_outputs != module.num_inputs:
+            return (a.shape[-1], b.shape[0]) == (module.num_outputs, module.num_inputs)
+        swapped = module.swapped == ("from 0.19" if _version(config) >= (0, 19) else "before 0.19")
+    return swapped
+
+
+def _by_expert(
+    config: Config, name: str, module: Module, a: Tensor, b: Tensor, *, swapped: bool | None
+) -> tuple[Tensor, Tensor]:
     """Return the factors of a parameter of all experts as [experts, rank, in] and [experts, out, rank]. In the file
     they are [experts · rank, in] and [out, rank · experts], or swapped: [experts · rank, out] and [in, rank · experts].
     """
-    count, outer, inner = module.num_experts + module.num_idle, module.num_outputs, module.num_inputs
+    count = module.num_experts + module.num_idle
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] % count or b.shape[1] != a.shape[0]:
         raise config.error(f"the weights have the shapes {a.shape} and {b.shape} for {name}", _SAVE_AGAIN)
-    rank, sizes = a.shape[0] // count, (a.shape[1], b.shape[0])
+    rank = a.shape[0] // count
     first = a.dequantize().reshape(count, rank, -1)
     second = b.dequantize().reshape(-1, rank, count)
-    is_swapped = sizes == (outer, inner)
-    if outer == inner:
-        is_swapped = module.swapped == ("from 0.19" if _version(config) >= (0, 19) else "before 0.19")
-    if is_swapped:
+    if swapped:
         first, second = second.transpose(2, 1, 0), first.swapaxes(1, 2)
     else:
         second = second.transpose(2, 0, 1)
