@@ -252,7 +252,7 @@ def joined(path: Path, pairs: dict[str, LoraPair], more: Mapping[str, LoraPair],
     if both := sorted(pairs.keys() & more.keys()):
         fix = "Use an adapter that has one of them"
         raise ModelError(f"{path}: {name} changes {both[0]}, which another tensor of the file changes, too. {fix}")
-    return pairs | more
+    return {**pairs, **more}
 
 
 def unknown_module(path: Path, name: str, modules: Mapping[str, Module]) -> ModelError:

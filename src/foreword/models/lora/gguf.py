@@ -41,6 +41,6 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
     pairs: dict[str, LoraPair] = {}
     for name, (a, b) in factors_of(path, gguf.tensors, _TENSOR, modules, _CONVERT_AGAIN).items():
         rank = b.shape[-1]
-        own = pairs_of(path, name, modules[name], a, b, alpha / rank if alpha else 1.0)
-        pairs = joined(path, pairs, own, name)
+        changes = pairs_of(path, name, modules[name], a, b, alpha / rank if alpha else 1.0)
+        pairs = joined(path, pairs, changes, name)
     return in_order(LoraAdapter(path, pairs), spec, is_interleaved=family.gguf_interleaved, is_tiled=family.gguf_tiled)

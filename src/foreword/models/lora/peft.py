@@ -140,8 +140,8 @@ def _is_named(parameter: str, targets: Iterable[str]) -> bool:
 def _is_swapped(
     config: Config, modules: Mapping[str, Module], found: Mapping[str, tuple[Tensor, Tensor]]
 ) -> bool | None:
-    """Return whether the factors of parameters of experts are swapped, see `_by_expert`: what the first one says whose
-    matrices are not square; else the version of PEFT says it, of the parameter. None without parameters.
+    """Return whether the factors of parameters of experts are swapped, see `_by_expert`. The first one says it whose
+    matrices are not square, else the version of PEFT. Return None if the adapter has no such parameter.
     """
     swapped = None
     for name, (a, b) in found.items():
