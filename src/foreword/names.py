@@ -31,7 +31,7 @@ _BY_NAMES: dict[str, tuple[tuple[str, ...], str]] = {
     "load_format": ((), "The format is found in the model's files; leave it out."),
     "tokenizer tokenizer_mode": ((), "The tokenizer is read from the model's files; leave it out."),
     "decode_context_parallel_size": (("context_parallel_size",), ""),
-    "max_lora_rank": ((), "Adapters have ranks up to 256, without a setting; leave it out."),
+    "max_lora_rank": ((), "The rank of an adapter needs no setting; leave it out."),
     "max_loras max_cpu_loras": (("lora_bytes",), "a number of bytes, not of adapters"),
     "enable_lora": ((), "Adapters need no switch; leave it out."),
     "lora_modules lora adapters": (("adapter", "loras"), ""),

@@ -466,7 +466,7 @@ class NumpyExecutor(TransferPagedExecutor):
             return self.weight(f"{p}state.{name}")
 
         def product(x: F32, name: str, tokens: slice) -> F32:
-            return self.linear(x, f"{p}state.{name}", _within(loras, tokens))
+            return self.linear(x, f"{p}state.{name}", _of_rows(loras, np.arange(tokens.start, tokens.stop)))
 
         return recurrent_layer(h, weight, product, spec, self.spec.norm_eps, self.cache.states[slot], runs)
 
@@ -599,12 +599,6 @@ class NumpyExecutor(TransferPagedExecutor):
             gate = sigmoid(self.linear(h, prefix + "shared_gate", loras)) if moe.shared_gate else np.float32(1)
             out += shared * gate
         return out
-
-
-def _within(loras: LoraTokens, tokens: slice) -> LoraTokens:
-    """Return the adapters of some tokens of a step, which are numbered from the first of these on."""
-    first, end = tokens.start, tokens.stop
-    return [(pairs, own[(own >= first) & (own < end)] - first) for pairs, own in loras]
 
 
 def _of_rows(loras: LoraTokens, tokens: I64) -> LoraTokens:

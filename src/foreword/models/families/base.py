@@ -25,6 +25,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 """Functions of an MLP by their names in a config.json."""
 
+SwappingVersions = Literal["before 0.19", "from 0.19", "never"]
+"""The versions of PEFT that take the inputs of a parameter of all experts for outputs."""
 MAX_WINDOW = 2**31 - 1
 _OF_HEADS = "*.nextn_predict_layers"
 _SAME_AS_HEAD_DIM = ("v_head_dim", "head_dim_swa", "v_head_dim_swa")
@@ -262,7 +264,7 @@ class Family:
     gguf_tiled: bool = False
     transposed: tuple[str, ...] = ()
     transposed_experts: bool | None = False
-    peft_swaps_experts: Literal["before 0.19", "from 0.19", "never"] = "before 0.19"
+    peft_swaps_experts: SwappingVersions = "before 0.19"
     experts_in_rows: tuple[str, ...] = ()
     fused: Callable[[DecoderSpec], Mapping[str, str | Rows]] = lambda spec: {}
     gguf_fused: Callable[[DecoderSpec], Mapping[str, str | Rows]] | None = None

@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from foreword.errors import ModelError
-from foreword.models.families.base import Rows
+from foreword.models.families.base import Rows, SwappingVersions
 from foreword.models.naming import has_source, reorder_rows, select_rows, source_of
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec, weight_names
@@ -20,7 +19,6 @@ from foreword.models.weights import Tensor, float_tensor
 FileStates = tuple[str, ...]
 """`foreword.models.files.identity_of` each file."""
 
-Swapped = Literal["before 0.19", "from 0.19", "never"]
 MAX_RANK = 256
 _TARGET = re.compile(
     r"per_layer_in|layers\.\d+\.("
@@ -99,7 +97,7 @@ class Module:
     parts: tuple[tuple[str, Rows], ...]
     num_experts: int = 0
     num_idle: int = 0
-    swapped: Swapped = "before 0.19"
+    swapped: SwappingVersions = "before 0.19"
 
     @property
     def is_router(self) -> bool:
@@ -138,7 +136,7 @@ def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows], numbers: Sequ
 
 
 def parameters_of(
-    spec: DecoderSpec, names: Mapping[str, str | Rows], numbers: Sequence[int], swapped: Swapped
+    spec: DecoderSpec, names: Mapping[str, str | Rows], numbers: Sequence[int], swapped: SwappingVersions
 ) -> dict[str, dict[str, Module]]:
     """Return the parameters of all experts of a layer that its class in transformers has, by name, in their order
     there: for each beginning of the names of a layer's tensors.
