@@ -41,11 +41,6 @@ if TYPE_CHECKING:  # few models take images
 O = TypeVar("O", bound=ExecutorOptions)  # noqa: E741
 
 
-def _share_stored(spec: DecoderSpec) -> float:
-    """Return the share of keys and values that a cache stores: half where the values are the keys."""
-    return 1.0 if spec.mla is None else 0.5
-
-
 class ExecutorKind(ABC, Generic[O]):
     """A kind of executor.
 
@@ -95,7 +90,7 @@ class ExecutorKind(ABC, Generic[O]):
 
     def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: O) -> float:
         """Return the bytes of one number of a key or value in the cache, scales included."""
-        return 4 * _share_stored(spec)
+        return 4
 
     def state_bytes(self, spec: DecoderSpec) -> int:
         """Return the bytes of the state of one request in all recurrent layers."""
@@ -260,7 +255,7 @@ class TorchKind(ExecutorKind[TorchOptions]):
     def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: TorchOptions) -> float:
         from foreword.executors.torch.options import dtype_of
 
-        return int(dtype_of(options.dtype, weights).itemsize) * _share_stored(spec)
+        return int(dtype_of(options.dtype, weights).itemsize)
 
     def host_bytes(
         self, spec: DecoderSpec, weights: Weights, options: TorchOptions, *, num_tokens: int, length: int
@@ -315,7 +310,7 @@ class DeviceKind(ExecutorKind[DeviceOptions]):
         from foreword.executors.torch.options import dtype_of
 
         of_float = int(dtype_of(options.dtype, weights).itemsize)
-        return _share_stored(spec) * (1 + 4 / spec.head_dim if options.kv_format == "fp8" else of_float)
+        return 1 + 4 / spec.head_dim if options.kv_format == "fp8" else of_float
 
     def decoder(
         self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: DeviceOptions

@@ -129,8 +129,8 @@ def _pool_bytes(spec: DecoderSpec, kv_format: KVFormat, *, num_blocks: int, bloc
 
 
 def bytes_per_value(spec: DecoderSpec, kv_format: KVFormat) -> float:
-    """Return the bytes of one number of a key or value in the cache: with padding and scales, and half of it where the
-    values are the keys. A block of n tokens has n · storage slots · token_size of them.
+    """Return the bytes of one number of a key or value in the cache, with padding and scales. A block of n tokens has
+    n · storage slots · token_size of them.
     """
     size = partial(_pool_bytes, spec, kv_format, block_size=16, num_states=int(spec.state_size > 0))
     return (size(num_blocks=2) - size(num_blocks=1)) / max(16 * spec.num_slots * spec.token_size, 1)

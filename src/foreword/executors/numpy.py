@@ -41,6 +41,7 @@ from foreword.models.spec import (
     AsideSpec,
     DecoderSpec,
     HeadShape,
+    IndexerSpec,
     LayerSpec,
     MlaSpec,
     MoeSpec,
@@ -64,13 +65,13 @@ class NumpyCache:
     ``num_states``, a state is in a block.
 
     keys, values: float32 [slots per block, num_blocks, numbers of a block in the layer with the most]: see `of_layer`.
-    One array with latent attention, whose keys are its values.
+    One array with latent attention, whose keys are its values. Behind the keys of a block are those of an indexer.
     states: float32 [slots per state, number, state_size], of recurrent layers; the first is that of number
     ``first_state``.
     """
 
     def __init__(self, spec: DecoderSpec, num_blocks: int, block_size: int, num_states: int = 0) -> None:
-        self.block_size, shape = block_size, (spec.num_slots, num_blocks)
+        self.block_size, shape, self._index_size = block_size, (spec.num_slots, num_blocks), spec.index_size
         self.keys = np.zeros((*shape, block_size * spec.key_size), np.float32)
         has_values = spec.mla is None
         self.values = np.zeros((*shape, block_size * spec.value_size), np.float32) if has_values else self.keys
@@ -88,6 +89,11 @@ class NumpyCache:
             return array[slot, :, : prod(shape)].reshape(-1, *shape)
 
         return of_dim(self.keys, heads.head_dim), of_dim(self.values, heads.value_dim)
+
+    def index_keys(self, slot: int) -> F32:
+        """Return a view of the keys of a layer's indexer: [num_blocks, block_size, index_size]."""
+        size = self.block_size * self._index_size
+        return self.keys[slot, :, -size:].reshape(-1, self.block_size, self._index_size)
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         for array, first, own in self._parts(sources):
@@ -210,6 +216,9 @@ class NumpyExecutor(TransferPagedExecutor):
         self.spec, self.weight = spec, FloatWeights(weights)
         self.groups, self.places = spec.kv_groups(), spec.places()
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)  # the residual stream of the last step
+        self._chosen: list[
+            Bools
+        ] = []  # of each request in a step, [its tokens, keys]: those that the last indexer chose
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """Compute the batch, write its keys and values, and return the logits [L, V] at ``logits_indices``."""
@@ -422,6 +431,8 @@ class NumpyExecutor(TransferPagedExecutor):
             at = step.rotary_positions(layer.rope)
             query, c = rotate(query, at, layer.rope), rotate(c, at, layer.rope)
         self.write(c, c, layer, group, slot, step.batch)
+        if (indexer := self.spec.indexer) is not None and not layer.takes_chosen:
+            self._chosen = self.choose(h, u, p, layer, indexer, group, slot, step)
         a = self.attend(query, layer, group, slot, step, None)
         if self.spec.attn_gate:
             a = a * sigmoid(self.linear(h, p + "attn_gate", loras))[..., None]
@@ -431,6 +442,35 @@ class NumpyExecutor(TransferPagedExecutor):
                 down, up = pairs[name]
                 out[tokens] += np.einsum("thr,hvr->thv", a[tokens, :, r:] @ down.T, up.reshape(heads, -1, len(down)))
         return self.biased(out.reshape(len(h), -1), p + "o", loras, has_bias=self.spec.o_bias)
+
+    def choose(
+        self, h: F32, u: F32, p: str, layer: LayerSpec, of: IndexerSpec, group: int, slot: int, step: NumpyStep
+    ) -> list[Bools]:
+        """Write the keys of the layer's indexer. Return those that it chooses for each request: [its tokens, keys]. u:
+        see `MlaSpec`.
+        """
+        batch, loras = step.batch, step.loras
+        q = self.linear(u, p + "index_q", loras).reshape(len(h), of.num_heads, of.head_dim)
+        weight, bias = (self.weight(f"{p}index_k_norm{end}") for end in ("", "_bias"))
+        key = layer_norm(self.linear(h, p + "index_k", loras), weight, bias, of.norm_eps)[:, None]
+        if layer.rope is not None:
+            at = step.rotary_positions(layer.rope)
+            q, key = rotate(q, at, layer.rope), rotate(key, at, layer.rope)
+        weights = self.linear(h, p + "index_weights", loras)
+        keys = self.cache.index_keys(slot)
+        self.write_rows(keys, key[:, 0], group, batch)
+        chosen = []
+        for b in range(batch.num_reqs):
+            start, end, length = batch.query_start_loc[b], batch.query_start_loc[b + 1], int(batch.seq_lens[b])
+            past = keys[batch.block_table[group][b, : -(-length // self.block_size)]].reshape(-1, of.head_dim)[:length]
+            products = np.maximum(np.einsum("thd,sd->ths", q[start:end], past, optimize=True), np.float32(0))
+            scores = np.einsum("th,ths->ts", weights[start:end], products)
+            seen = visible(batch.positions[start:end], length, None)
+            order = np.argsort(-np.where(seen, scores, -np.inf), axis=-1, kind="stable")[:, : of.topk]
+            taken = np.zeros(scores.shape, np.bool_)
+            np.put_along_axis(taken, order, True, axis=-1)
+            chosen.append(taken & seen)
+        return chosen
 
     def head_norm(self, x: F32, name: str) -> F32:
         """Apply the norm of queries or keys [T, heads, head_dim]: to each head, or to all heads together."""
@@ -472,11 +512,15 @@ class NumpyExecutor(TransferPagedExecutor):
 
     def write(self, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, batch: InputBatch) -> None:
         """Write the keys [T, key heads, head_dim] and values [T, key heads, value_dim] of a layer to their slots."""
-        slots = batch.slot_mapping[group][: len(k)]
-        written = slots >= 0
-        at = np.divmod(slots[written], self.block_size)
         keys, values = self.cache.of_layer(slot, self.spec.heads_of(layer))
-        keys[at], values[at] = k[written], v[written]
+        self.write_rows(keys, k, group, batch)
+        self.write_rows(values, v, group, batch)
+
+    def write_rows(self, cached: F32, rows: F32, group: int, batch: InputBatch) -> None:
+        """Write rows of tokens [T, …] to their slots in a view of the cache [num_blocks, block_size, …]."""
+        slots = batch.slot_mapping[group][: len(rows)]
+        written = slots >= 0
+        cached[np.divmod(slots[written], self.block_size)] = rows[written]
 
     def attend(self, q: F32, layer: LayerSpec, group: int, slot: int, step: NumpyStep, sinks: F32 | None) -> F32:
         """Attend from each request to its own blocks: [T, heads, head_dim] becomes [T, heads, value_dim].
@@ -501,7 +545,7 @@ class NumpyExecutor(TransferPagedExecutor):
             if spec.slopes:
                 slopes = np.array(spec.slopes, np.float32).reshape(heads.num_kv_heads, per_kv, 1, 1)
                 scores = scores + slopes * (np.arange(length) - at[:, None]).astype(np.float32)
-            mask = visible(at, length, layer.sliding_window)
+            mask = visible(at, length, layer.sliding_window) if spec.indexer is None else self._chosen[b]
             if not spec.is_causal:
                 distance = np.abs(at[:, None] - np.arange(length))
                 mask = distance < (length if layer.sliding_window is None else layer.sliding_window)

@@ -92,7 +92,7 @@ def weights_from_gguf(
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
         raise ModelError(f"{path}: tensor {extra[0]} is not part of a {spec.architecture} model. {fix}")
-    reorder_rows(weights, spec, family.gguf_interleaved)
+    reorder_rows(weights, spec, family.gguf_interleaved, of_indexer=family.interleaved_indexer)
     for i, layer in enumerate(spec.layers):
         # The file has −exp(a_log), or exp(a_log) where decays have a bound.
         if layer.recurrent is not None and layer.recurrent.kind != "short_conv":
@@ -165,7 +165,7 @@ def weights_from_safetensors(
         for name in weights:
             if name.endswith("_norm"):
                 weights[name] = float_tensor(weights[name].dequantize() + np.float32(1))
-    reorder_rows(weights, spec, family.interleaved)
+    reorder_rows(weights, spec, family.interleaved, of_indexer=family.interleaved_indexer)
     return weights
 
 
@@ -399,12 +399,19 @@ def _check_unused(
             raise ModelError(f"{path}: tensor {name} is not part of a {architecture} model as configured. {fix}")
 
 
-def reorder_rows(weights: dict[str, Tensor], spec: DecoderSpec, is_interleaved: bool) -> None:
+def reorder_rows(
+    weights: dict[str, Tensor], spec: DecoderSpec, is_interleaved: bool, *, of_indexer: bool = False
+) -> None:
     """Bring the rows of queries and keys, of those that are in ``weights``, from the order of a file to that of a
-    spec.
+    spec. of_indexer: those of an indexer have the order of the others.
     """
     if spec.mla is not None:
         _rotary_parts_first(weights, spec, spec.mla, is_interleaved=is_interleaved)
+    if spec.indexer is not None and spec.mla is not None and is_interleaved and of_indexer:
+        parts = ("index_q", "index_k", "index_k_norm", "index_k_norm_bias")
+        for name in (f"layers.{i}.{part}" for i in range(spec.num_layers) for part in parts):
+            if name in weights:
+                weights[name] = split_halves(weights[name], spec.indexer.head_dim, spec.mla.rope_dim)
     for name, head_dim, rotated in _interleaved(spec) if is_interleaved else ():
         if name in weights:
             weights[name] = split_halves(weights[name], head_dim, rotated)

@@ -72,7 +72,8 @@ def read_head(path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, fami
             fix = "Use configuration and weights of the same model"
             raise ModelError(f"{path}: tensor {name} {got}, the head needs one of {shape}. {fix}")
     token_norm, hidden_norm, projection = (tensors[name] for name in own)
-    one = spec.changed(layers=(next(layer for layer in reversed(spec.layers) if layer.has_attention),))
+    last = next(layer for layer in reversed(spec.layers) if layer.has_attention)
+    one = spec.changed(layers=(replace(last, takes_chosen=False),))
     usual = {**GGUF_NAMES, **family.gguf_names} if names.in_gguf else {**SAFETENSORS_NAMES, **family.names}
     is_own = names.final_norm in tensors or not names.in_gguf
     final_norm = {"final_norm": names.final_norm if is_own else usual["final_norm"]}

@@ -46,7 +46,8 @@ With xielu, the numbers alpha_p, alpha_n, beta and eps of each layer replace act
 eps)) − 1 − x) + beta x.
 In a layer with has_sinks, each head has a further score in its softmax, without a value: weights = exp(s) / (Σ exp(s) +
 exp(sink)).
-With mla, attention is over one compressed head, whose keys are its values, see `MlaSpec`.
+With mla, attention is over one compressed head, whose keys are its values, see `MlaSpec`. With indexer, a query sees
+the keys that this chooses, see `IndexerSpec`.
 ``x`` begins as embed[input_ids] * embedding_scale, or as the prompt embedding in place of a token; plus
 positions[position] if num_positions; through norm(x, embed_norm) if embed_norm.
 A recurrent layer (`foreword.models.recurrent`) replaces the lines of attention; `LayerSpec` says which lines a layer
@@ -163,6 +164,25 @@ class MlaSpec:
     value_dim: int
     norm_eps: float = 1e-6
     kv_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerSpec:
+    """Sparse attention: a query sees ``topk`` of the keys, those at the positions with the largest scores. With the u of
+    `MlaSpec`, whose q_rank is not 0, and a query at position p:
+
+        key = layer_norm(h Windex_k, index_k_norm, index_k_norm_bias)     [head_dim], with norm_eps; cached beside c
+        q = u Windex_q   per head [head_dim];   w = h Windex_weights      [num_heads]
+        key, q = rope(key), rope(q)                                       of their first dimensions, as in the layer
+        score(j) = Σ_head w_head max(q_head · key_j, 0)                   for j ≤ p
+
+    Of equal scores, those of earlier positions come first. Up to position topk − 1, a query sees all keys.
+    """
+
+    num_heads: int
+    head_dim: int
+    topk: int
+    norm_eps: float = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +316,8 @@ class LayerSpec:
     kept: x = f h before each sum, with the h of the mixer and of the MLP and these factors f of both. Such a layer has
     norms before both and none after them.
     aside: the layer has the lines of `AsideSpec` in place of others. A layer with a mixer follows.
+    takes_chosen: in a model with an indexer, the layer has none, and its queries see the keys at the positions that were
+    chosen for the last layer before it with one.
     """
 
     rope: RopeSpec | None
@@ -321,6 +343,7 @@ class LayerSpec:
     gate_cutoff: float | None = None
     kept: tuple[float, float] | None = None
     aside: AsideSpec | None = None
+    takes_chosen: bool = False
 
     @property
     def experts(self) -> MoeSpec | None:
@@ -359,6 +382,7 @@ class DecoderSpec:
     rounds_inputs only with pre_norms.
     slopes: one per head, or none (ALiBi); models with them have no attn_softcap, sinks or other heads in some layers.
     qk_layer_norm: only with qk_norm, of single heads.
+    indexer: only with mla, in layers that all see all tokens before; the first of them has one.
     has_logits: whether it has an output projection; classifiers have another head, see `PoolingSpec`.
     longer: the same model for requests of more than ``max_model_len`` tokens, if those use other rotary frequencies
     (longrope). An engine uses one of the two for all requests, so that cached keys stay consistent: see `for_length`.
@@ -392,6 +416,7 @@ class DecoderSpec:
     slopes: tuple[float, ...] = ()
     clip_qkv: float | None = None
     mla: MlaSpec | None = None
+    indexer: IndexerSpec | None = None
     o_bias: bool = False
     gated_mlp: bool = True
     clamped_gate: ClampedGate | None = None
@@ -500,9 +525,14 @@ class DecoderSpec:
         )
 
     @property
+    def index_size(self) -> int:
+        """The number of floats of the key of an indexer; 0 without one."""
+        return 0 if self.indexer is None else self.indexer.head_dim
+
+    @property
     def key_size(self) -> int:
-        """The number of floats of a token's keys in the layer where it is largest."""
-        return max(shape.num_kv_heads * shape.head_dim for shape in self.head_shapes)
+        """The number of floats of a token's keys in the layer where it is largest, with that of an indexer."""
+        return max(shape.num_kv_heads * shape.head_dim for shape in self.head_shapes) + self.index_size
 
     @property
     def value_size(self) -> int:
@@ -511,8 +541,10 @@ class DecoderSpec:
 
     @property
     def token_size(self) -> int:
-        """The number of floats of a token's keys and values, each in the layer where it is largest."""
-        return self.key_size + self.value_size
+        """The number of floats that a cache stores of a token's keys and values, each in the layer where it is largest.
+        Values that are keys are not stored.
+        """
+        return self.key_size if self.mla is not None else self.key_size + self.value_size
 
 
 class LayerKind(NamedTuple):
@@ -572,6 +604,8 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield from ((f"{p}state.{name}", shape) for name, shape in layer.recurrent.weight_names(d))
             else:
                 yield from _attention(spec, p, layer) if spec.mla is None else _latent_attention(spec, p, spec.mla)
+                if spec.indexer is not None and not layer.takes_chosen:
+                    yield from ((p + name, shape) for name, shape in _indexer(spec, spec.indexer))
             if norms.after_mixer:
                 yield from _norm(spec, p + "post_attn_norm")
         if layer.has_mlp:
@@ -702,6 +736,14 @@ def _latent_attention(spec: DecoderSpec, p: str, mla: MlaSpec) -> Iterator[tuple
     yield p + "o", (d, heads * mla.value_dim)
     if spec.o_bias:
         yield p + "o_bias", (d,)
+
+
+def _indexer(spec: DecoderSpec, of: IndexerSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    assert spec.mla is not None
+    yield "index_q", (of.num_heads * of.head_dim, spec.mla.q_rank)
+    yield "index_k", (of.head_dim, spec.hidden_size)
+    yield from (("index_k_norm", (of.head_dim,)), ("index_k_norm_bias", (of.head_dim,)))
+    yield "index_weights", (of.num_heads, spec.hidden_size)
 
 
 def _experts(spec: DecoderSpec, p: str, moe: MoeSpec) -> Iterator[tuple[str, tuple[int, ...]]]:

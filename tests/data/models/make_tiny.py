@@ -74,6 +74,8 @@ GPT_SIZES = {**TOKENS, "hidden_size": 32, "num_hidden_layers": 4, "num_attention
 GROUPS = {"moe_intermediate_size": 12, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
           "first_k_dense_replace": 1}  # fmt: skip
 
+INDEXER = {"index_n_heads": 12, "index_head_dim": 14, "index_topk": 5}
+
 KIMI = {"linear_head_dim": 10, "linear_num_heads": 4, "moe_intermediate_size": 12, "num_local_experts": 8,
         "num_experts_per_tok": 2}  # fmt: skip
 
@@ -439,6 +441,14 @@ MODELS = {
         **{**SIZES, **MLA}, **GROUPS, n_shared_experts=1, q_lora_rank=20,
         rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
     ),
+    "deepseek-v32": transformers.DeepseekV32Config(
+        **{**SIZES, **MLA}, **GROUPS, **INDEXER, n_shared_experts=1, q_lora_rank=20,
+        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    ),
+    "glm-moe-dsa": transformers.GlmMoeDsaConfig(
+        **{**SIZES, **MLA}, **GROUPS, **INDEXER, n_shared_experts=1, q_lora_rank=20, rope_parameters=ROPE,
+        indexer_types=["full", "shared", "full", "shared"],
+    ),
     "glm4-moe-lite": transformers.Glm4MoeLiteConfig(
         **{**SIZES, **MLA}, **{key: value for key, value in GROUPS.items() if key != "first_k_dense_replace"},
         q_lora_rank=20, mlp_layer_types=["dense", "sparse", "dense", "sparse"], rope_parameters=ROPE,
@@ -630,7 +640,7 @@ MODELS = {
 }  # fmt: skip
 BIASES = {
     "gemma3n": ("attention_bias",), "gemma4": ("attention_bias",), "deepseek-v2": ("attention_bias", "mlp_bias"),
-    "deepseek-v3": ("attention_bias",), "glm4-moe-lite": ("attention_bias",),
+    "deepseek-v3": ("attention_bias",), "deepseek-v32": ("attention_bias",), "glm4-moe-lite": ("attention_bias",),
     "minicpm3": ("attention_bias", "mlp_bias"), "qwen3-next": ("attention_bias",), "qwen3_5-moe": ("attention_bias",),
     "llama4": ("attention_bias",), "falcon-h1": ("attention_bias", "mlp_bias", "projectors_bias"),
     "ernie4_5-moe": ("use_bias",), "flex-olmo": ("attention_bias",), "vaultgemma": ("attention_bias",),

@@ -220,7 +220,8 @@ class Family:
     weights that no file has, by their one number, or by a function of their shape; names of experts begin with
     ``experts.``. computed: the same, by canonical names, from a spec. optional: as constants, of weights that some
     files have. norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q and k rows in
-    interleaved rotary order; interleaved_key: the key of a config.json that says whether they do.
+    interleaved rotary order; interleaved_key: the key of a config.json that says whether they do. interleaved_indexer:
+    where q and k rows are in that order, in safetensors or GGUF files, those of an indexer are too.
     gguf: the architecture's name in GGUF files, if it has one; more_gguf: other names; shared_gguf: that of another
     family, which its GGUF files have if it has none. gguf_names: where its GGUF files differ from `GGUF_NAMES`.
     gguf_numbers: keys of their metadata with a number for each layer {i}, which is the tensor blk.{i}.KEY in
@@ -254,6 +255,7 @@ class Family:
     norms_less_one: bool = False
     interleaved: bool = False
     interleaved_key: str = ""
+    interleaved_indexer: bool = False
     gguf: str | None = None
     more_gguf: tuple[str, ...] = ()
     shared_gguf: str | None = None

@@ -23,7 +23,7 @@ from foreword.models.families.base import (
 )
 from foreword.models.keys import Key, of_gguf, only, only_in_gguf, table
 from foreword.models.rope import ROTARY_DIM, rope_parameters, rope_spec
-from foreword.models.spec import DecoderSpec, LayerSpec, MlaSpec, MoeSpec, NormPlaces, RopeSpec
+from foreword.models.spec import DecoderSpec, IndexerSpec, LayerSpec, MlaSpec, MoeSpec, NormPlaces, RopeSpec
 
 _QUERY_DIM, _VALUE_DIM = "qk_head_dim", "v_head_dim"
 _OWN: Mapping[str, str] = {}
@@ -44,6 +44,56 @@ def deepseek_v3(config: Config) -> DecoderSpec:
 def glm4_moe_lite(config: Config) -> DecoderSpec:
     """Return a spec like V3's, of which ``mlp_layer_types`` lists the layers with experts."""
     return _deepseek(config, "glm4_moe_lite", sparse_flags(config, 1), grouped=True)
+
+
+def deepseek_v32(config: Config) -> DecoderSpec:
+    """Return a spec like V3's with an indexer in each layer."""
+    return _with_indexers(config, "deepseek_v32")
+
+
+def glm_moe_dsa(config: Config) -> DecoderSpec:
+    """Return a spec like DeepSeek V3.2's, of which some layers take what an earlier one chose."""
+    spec, takes = _with_indexers(config, "glm_moe_dsa"), _takes_chosen(config)
+    layers = (replace(layer, takes_chosen=is_so) for layer, is_so in zip(spec.layers, takes, strict=True))
+    return replace(spec, layers=tuple(layers))
+
+
+def _with_indexers(config: Config, architecture: str) -> DecoderSpec:
+    kinds, indexed = config.sequence("layer_types"), ["indexed_attention"] * num_layers(config)
+    if config.value("layer_types") is not None and kinds != indexed:
+        raise config.error(f"layer_types {kinds!r:.80} is not {len(indexed)} of indexed_attention", USE_ITS_CONFIG)
+    dense = config.get("first_k_dense_replace", int)
+    spec = _deepseek(config, architecture, sparse_flags(config, dense), grouped=True)
+    indexer = IndexerSpec(
+        config.size(_INDEX_HEADS, most=1 << 12), config.size(_INDEX_DIM, most=1 << 12), config.size(_INDEX_TOPK)
+    )
+    assert spec.mla is not None
+    if not spec.mla.q_rank:
+        raise config.error("the indexer needs a q_lora_rank", USE_ITS_CONFIG)
+    if indexer.head_dim < spec.mla.rope_dim:
+        reason = f"{config.label(_INDEX_DIM)} = {indexer.head_dim} is below the {spec.mla.rope_dim} that are rotated"
+        raise config.error(reason, USE_ITS_CONFIG)
+    return replace(spec, indexer=indexer)
+
+
+def _takes_chosen(config: Config) -> list[bool]:
+    """Return whether each layer has no indexer: as ``indexer_types`` lists, or the letters of ``index_topk_pattern``,
+    or in a period.
+    """
+    count, letters = num_layers(config), config.value("index_topk_pattern")
+    kinds: Sequence[Any] = config.sequence("indexer_types")
+    if config.value("indexer_types") is None and letters is not None:
+        kinds = [_INDEXERS.get(letter) for letter in letters] if isinstance(letters, str) else letters
+    elif config.value("indexer_types") is None:
+        period, offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
+        kinds = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(count)]
+    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in _INDEXERS.values() for kind in kinds):
+        raise config.error(
+            f"the types of the indexers {kinds!r:.80} are not {count} of full and shared", USE_ITS_CONFIG
+        )
+    if kinds[0] != "full":
+        raise config.error("the first layer has no indexer, and none before it has one", USE_ITS_CONFIG)
+    return [kind == "shared" for kind in kinds]
 
 
 def axk1(config: Config) -> DecoderSpec:
@@ -216,6 +266,20 @@ LATENT_NAMES = {
     "kv_a_bias": _ATTN + "kv_a_proj_with_mqa.bias",
     **ROUTED_NAMES,
 }
+INDEXER_NAMES = {
+    "index_q": _ATTN + "indexer.wq_b.weight",
+    "index_k": _ATTN + "indexer.wk.weight",
+    "index_k_norm": _ATTN + "indexer.k_norm.weight",
+    "index_k_norm_bias": _ATTN + "indexer.k_norm.bias",
+    "index_weights": _ATTN + "indexer.weights_proj.weight",
+}
+_INDEXER_IN_GGUF = {
+    "index_q": "blk.{i}.indexer.attn_q_b.weight",
+    "index_k": "blk.{i}.indexer.attn_k.weight",
+    "index_k_norm": "blk.{i}.indexer.k_norm.weight",
+    "index_k_norm_bias": "blk.{i}.indexer.k_norm.bias",
+    "index_weights": "blk.{i}.indexer.proj.weight",
+}
 _Q_B = {"q": _ATTN + "q_b_proj.weight"}
 _Q_B_IN_GGUF = {"q": "blk.{i}.attn_q_b.weight"}
 
@@ -235,6 +299,9 @@ def fused_latent_in_gguf(spec: DecoderSpec) -> dict[str, Any]:
 
 GATING, _FREQUENCY = "*.expert_gating_func", "moe_layer_freq"
 INTERLEAVED = Key("rope_interleave", True, (True, False))
+_INDEX_HEADS, _INDEX_DIM, _INDEX_TOPK = "index_n_heads", "index_head_dim", "index_topk"
+_INDEXERS = {"F": "full", "S": "shared"}
+"""The types of indexers by their letters."""
 LATENT_KEYS = (
     *(*DECODER, HIDDEN_ACT, *ATTENTION_BIAS),
     *(of_gguf(name, kind=int) for name in _LENGTHS),
@@ -277,6 +344,24 @@ def routed_keys(names: Mapping[str, str], *without: str) -> tuple[Key, ...]:
 
 
 _DEEPSEEK = (*LATENT_KEYS, *ROUTED_EXPERTS)
+_V3 = {
+    "first_k_dense_replace": 3,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "topk_group": 4,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "routed_scaling_factor": 2.5,
+}
+_V32 = (
+    *(*_DEEPSEEK, *NEXT_TOKEN_HEADS, Key("num_nextn_predict_layers", 1, kind=int)),
+    *(Key("mlp_layer_types"), Key("layer_types")),
+    Key(_INDEX_HEADS, 64, gguf="attention.indexer.head_count"),
+    Key(_INDEX_DIM, 128, gguf="attention.indexer.key_length"),
+    Key(_INDEX_TOPK, 2048, gguf="attention.indexer.top_k"),
+)
 FAMILIES = {
     "deepseek_v2": Family(
         "DeepSeek V2: latent attention",
@@ -298,15 +383,7 @@ FAMILIES = {
         table(
             *(_DEEPSEEK, NEXT_TOKEN_HEADS, [INTERLEAVED, Key("num_nextn_predict_layers", 1, kind=int)]),
             [of_gguf(GATING, kind=int)],
-            first_k_dense_replace=3,
-            moe_intermediate_size=2048,
-            n_group=8,
-            topk_group=4,
-            n_routed_experts=256,
-            n_shared_experts=1,
-            norm_topk_prob=True,
-            num_experts_per_tok=8,
-            routed_scaling_factor=2.5,
+            **_V3,
         ),
         aliases=LOCAL_ROUTED,
         names=LATENT_NAMES,
@@ -314,6 +391,38 @@ FAMILIES = {
         interleaved_key=INTERLEAVED.name,
         fused=latent_rows,
         gguf="deepseek2",
+        gguf_fused=fused_latent_in_gguf,
+        gguf_interleaved=True,
+    ),
+    "deepseek_v32": Family(
+        "DeepSeek V3.2: latent attention to the keys that an indexer chooses",
+        deepseek_v32,
+        table(_V32, **_V3),
+        aliases={**LOCAL_ROUTED, "num_experts": "n_routed_experts"},
+        names={**LATENT_NAMES, **INDEXER_NAMES},
+        interleaved=True,
+        fused=latent_rows,
+    ),
+    "glm_moe_dsa": Family(
+        "GLM 5: latent attention to the keys that an indexer chooses",
+        glm_moe_dsa,
+        table(
+            *(_V32, [of_gguf(GATING, kind=int), Key("indexer_types"), Key("index_topk_pattern")]),
+            [Key("index_topk_freq", 1), Key("index_skip_topk_offset", 2)],
+            **{**_V3, "n_group": 1, "topk_group": 1},
+            rms_norm_eps=1e-5,
+            q_lora_rank=2048,
+            qk_nope_head_dim=192,
+            v_head_dim=256,
+            index_n_heads=32,
+        ),
+        aliases={**LOCAL_ROUTED, "num_experts": "n_routed_experts"},
+        names={**LATENT_NAMES, **INDEXER_NAMES},
+        interleaved=True,
+        interleaved_indexer=True,
+        fused=latent_rows,
+        gguf="glm-dsa",
+        gguf_names=_INDEXER_IN_GGUF,
         gguf_fused=fused_latent_in_gguf,
         gguf_interleaved=True,
     ),
