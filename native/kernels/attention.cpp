@@ -20,6 +20,7 @@
 #if defined(FOREWORD_SIMD_AMX)
 namespace foreword::kernels::avx512_bf16 {
 std::remove_pointer_t<decltype(Isa::attend)> attend;
+std::remove_pointer_t<decltype(Isa::index_scores)> index_scores;
 }
 #endif
 
@@ -141,7 +142,10 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
   const int count = int(end - begin), tiles = (count + kTile - 1) / kTile;
 
   ChunkTiles chunk;
-  if (kv.tiled) {
+  if (tile.chosen) {
+    gather_tiles(kv, tile, begin, end, s, &chunk);
+    for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1];
+  } else if (kv.tiled) {
     find_tiles(kv, tile.block_table, tile.kv_head, begin, end, chunk.k, chunk.v);
     find_ahead(kv, tile, begin, &chunk);
   } else {
@@ -228,6 +232,44 @@ void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &ti
   } else {
     write_out(c, tile, total);
   }
+}
+
+void index_scores(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &tile, const float *weights,
+                  float *scores, void *memory) {
+#if defined(FOREWORD_SIMD_AMX)
+  avx512_bf16::index_scores(kv, c, tile, weights, scores, memory);
+#else
+  AttentionScratch s;
+  carve(c, max_rows(c), memory, &s);
+  gather_queries(kv, c, tile, s);
+  const int heads = c.num_heads, dim = c.padded_dim;
+  for (int64_t begin = tile.key_begin; begin < tile.key_end; begin += kChunk) {
+    const int64_t end = smaller(begin + kChunk, tile.key_end);
+    const int tiles = int(end - begin + kTile - 1) / kTile;
+    ChunkTiles chunk;
+    if (kv.tiled) {
+      find_tiles(kv, tile.block_table, tile.kv_head, begin, end, chunk.k, chunk.v);
+      find_ahead(kv, tile, begin, &chunk);
+    } else {
+      copy_tiles(kv, tile, begin, end, s, &chunk);
+      for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1];
+    }
+    if (kv.format == KVFormat::f32) {
+      chunk_scores<ScoresF32>(s.q, dim, heads, chunk, tiles, s.scores);
+    } else if (kv.format == KVFormat::bf16) {
+      chunk_scores<ScoresBf16>(s.q, dim, heads, chunk, tiles, s.scores);
+    } else {
+      chunk_scores<ScoresI8>(s.q, dim, heads, chunk, tiles, s.scores);
+    }
+    for (int n = 0; n < tiles * kTile; n += kLanes) {
+      F32 sum = set1(0.f);
+      for (int h = 0; h < heads; ++h) {
+        sum = fma(set1(weights[h]), max_f32(load(s.scores + h * kChunk + n), set1(0.f)), sum);
+      }
+      store(scores + begin + n, sum);
+    }
+  }
+#endif
 }
 
 void merge_splits(const AttentionConfig &c, const AttentionTile &tile, int num_splits, size_t split_stride) {

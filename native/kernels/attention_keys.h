@@ -74,6 +74,31 @@ inline void copy_tiles(const KVLayer &kv, const AttentionTile &t, int64_t begin,
   }
 }
 
+// Keys at the positions t.chosen[begin, end), which are the values too, as tiles in scratch memory.
+inline void gather_tiles(const KVLayer &kv, const AttentionTile &t, int64_t begin, int64_t end,
+                         const AttentionScratch &s, ChunkTiles *c) {
+  // What every layout has is in units of four bytes, of one key in a line of a tile, or one after the other.
+  const size_t step = kv.tiled ? 4 * kTile : 4, units = size_t(kv.padded_dim) * element_bytes(kv.format) / 4;
+  for (int i = 0; i < kChunkTiles; ++i) {
+    uint8_t *k = s.tiles + size_t(i) * s.tiles_stride;
+    c->k[i] = c->ahead_k[i] = k;
+    c->v[i] = c->ahead_v[i] = k + kv.tile_bytes;
+    const uint8_t *stored[kTile];
+    const int count = int(smaller(end - begin - i * kTile, int64_t(kTile)));
+    for (int slot = 0; slot < count; ++slot) {
+      const int64_t key = t.chosen[begin + i * kTile + slot], offset = key % kv.block_size;
+      const uint8_t *block = head_of_block(kv, t.block_table, key, t.kv_head);
+      stored[slot] = kv.tiled ? block + offset / kTile * kv.both_tiles_bytes + 4 * (offset % kTile)
+                              : block + offset * kv.both_bytes;
+    }
+    for (size_t unit = 0; unit < units; ++unit, k += 4 * kTile) {
+      for (int slot = 0; slot < count; ++slot) std::memcpy(k + 4 * slot, stored[slot] + unit * step, 4);
+    }
+    if (kv.format != KVFormat::i8) continue;
+    for (int slot = 0; slot < count; ++slot) std::memcpy(k + 4 * slot, stored[slot] + units * step, 4);  // the scale
+  }
+}
+
 // The elements of a and b with these numbers.
 #if defined(__clang__)
 #define FW_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)

@@ -36,9 +36,9 @@ std::vector<std::string> isa_names() {
 
 size_t kv_bytes(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
                 int head_dim, int value_dim, const Integers &recurrent, const MoreHeads &more_heads,
-                bool keys_are_values, int num_states, int num_state_slots) {
+                bool keys_are_values, int num_states, int num_state_slots, int index_dim) {
   return KVCache::bytes(kv_config(format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, value_dim,
-                                  recurrent, more_heads, keys_are_values, num_states, num_state_slots));
+                                  recurrent, more_heads, keys_are_values, num_states, num_state_slots, index_dim));
 }
 
 void bind_model(nb::module_ &m) {
@@ -58,28 +58,32 @@ void bind_model(nb::module_ &m) {
              int vocab_size, double norm_eps, double query_scale, double embedding_scale, const std::string &activation,
              double attn_softcap, double final_softcap, double gate_scale, double logit_scale,
              bool joint_qk_norm, bool layer_norm, bool head_gates, bool softplus_gates, bool rounds_inputs,
-             double gate_alpha, double gate_limit, const Integers &latent, double latent_eps, double clip_qkv,
+             double gate_alpha, double gate_limit, const Integers &latent, double latent_eps, const Integers &indexer,
+             double indexer_eps, double clip_qkv,
              int num_groups, int num_slots, int num_blocks, int block_size, const std::string &kv_format,
              const std::string &isa, int num_threads,
              const Integers &recurrent, const CpuGroups &cpu_groups, const MoreHeads &more_heads, int num_states,
              int num_state_slots) {
+            const LatentConfig of_latent = latent_config(latent, latent_eps);
+            const IndexConfig index = index_config(indexer, of_latent, indexer_eps);
             const ModelConfig config{hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, num_groups,
                                      float(norm_eps), float(query_scale), float(embedding_scale),
                                      by_name(kGates, activation, "activation"), float(attn_softcap),
                                      float(final_softcap), float(gate_scale), float(logit_scale), joint_qk_norm,
                                      layer_norm, head_gates, softplus_gates, rounds_inputs, float(gate_alpha),
-                                     float(gate_limit), latent_config(latent, latent_eps), float(clip_qkv)};
+                                     float(gate_limit), of_latent, index, float(clip_qkv)};
             new (self) CpuModel(
                 config,
                 kv_config(kv_format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, value_dim, recurrent,
-                          more_heads, config.latent.kv_rank > 0, num_states, num_state_slots),
+                          more_heads, config.latent.kv_rank > 0, num_states, num_state_slots, index.head_dim),
                 isa, num_threads, cpu_groups);
           },
           nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "value_dim"_a,
           "vocab_size"_a, "norm_eps"_a, "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a,
           "final_softcap"_a, "gate_scale"_a = 1., "logit_scale"_a = 1., "joint_qk_norm"_a = false,
           "layer_norm"_a = false, "head_gates"_a = false, "softplus_gates"_a = false, "rounds_inputs"_a = false,
-          "gate_alpha"_a = 0., "gate_limit"_a = 0., "latent"_a = Integers(), "latent_eps"_a = 0., "clip_qkv"_a = 0.,
+          "gate_alpha"_a = 0., "gate_limit"_a = 0., "latent"_a = Integers(), "latent_eps"_a = 0.,
+          "indexer"_a = Integers(), "indexer_eps"_a = 0., "clip_qkv"_a = 0.,
           "num_groups"_a, "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a,
           "recurrent"_a = Integers(), "cpu_groups"_a = CpuGroups{}, "more_heads"_a = MoreHeads{},
           "num_states"_a = 0, "num_state_slots"_a = 0)
@@ -135,7 +139,7 @@ void bind_kernels(nb::module_ &m) {
   bind_sampling(m);
   m.def("kv_bytes", &kv_bytes, "kv_format"_a, "num_blocks"_a, "block_size"_a, "num_slots"_a, "num_kv_heads"_a,
         "head_dim"_a, "value_dim"_a, "recurrent"_a = Integers(), "more_heads"_a = MoreHeads{},
-        "keys_are_values"_a = false, "num_states"_a = 0, "num_state_slots"_a = 0,
+        "keys_are_values"_a = false, "num_states"_a = 0, "num_state_slots"_a = 0, "index_dim"_a = 0,
         "Bytes of a KV pool, computed without allocating it.");
   m.def("roofline", &roofline, "num_threads"_a, "isa"_a = "", "megabytes"_a = 256,
         "The instruction set, and with it the limits of this machine: peak operations and memory bytes per second.");

@@ -213,6 +213,7 @@ class CpuModel {
     }
     layer.sliding_window = integer(d, "sliding_window", 0, INT32_MAX);
     layer.chunked = flag(d, "chunked") && layer.sliding_window;
+    if (c.index.topk && layer.sliding_window) throw std::invalid_argument("sliding_window: an indexer chooses the keys");
     layer.beside = flag(d, "beside");
     if (layer.beside && (model_.layers.empty() || model_.layers.back().qkv.parts.empty() ||
                          model_.layers.back().mlp || model_.layers.back().moe)) {
@@ -319,6 +320,9 @@ class CpuModel {
                     .lora_ids = lora_ids ? at_least(*lora_ids, b, "lora_ids") : nullptr,
                     .groups = {}};
     if (in.num_logits && model_.lm_head.parts.empty()) throw std::invalid_argument("the model has no logits");
+    if (model_.config.index.topk && (in.last_seen || in.bidirectional)) {
+      throw std::invalid_argument("an indexer chooses among the keys before a query");
+    }
     if (bool(embed_rows) != bool(embeds)) throw std::invalid_argument("embed_rows and embeds are given together");
     if (embeds) {
       in.num_embeds = in_range(int64_t(embed_rows->shape(0)), 0, t, "the number of embed_rows");
@@ -710,6 +714,19 @@ class CpuModel {
     Latent &latent = *layer.latent;
     const PackedMatrix *q = l.q_rank ? matrix(d, "q_a", l.q_rank, hidden) : matrix(d, "q", queries, hidden);
     std::vector<const PackedMatrix *> parts{q, matrix(d, "kv_a", l.rope_dim + l.kv_rank, hidden)};
+    if (d.contains("index_q")) {
+      const IndexConfig &index = c.index;
+      if (!index.topk) throw std::invalid_argument("index_q: the model has no indexer");
+      latent.indexer = std::make_unique<Indexer>();
+      latent.indexer->q = linear(d, "index_q", index.num_heads * index.head_dim, l.q_rank);
+      latent.indexer->norm = vector(d, "index_k_norm", index.head_dim);
+      latent.indexer->norm_bias = vector(d, "index_k_norm_bias", index.head_dim);
+      parts.push_back(matrix(d, "index_k", index.head_dim, hidden));
+      parts.push_back(matrix(d, "index_weights", index.num_heads, hidden));
+      has_indexer_ = true;
+    } else if (c.index.topk && !has_indexer_) {
+      throw std::invalid_argument("index_q: the first layer has an indexer");
+    }
     layer.gated = d.contains("attn_gate");
     if (layer.gated && !c.head_gates) throw std::invalid_argument("attn_gate: those of latent attention are of heads");
     if (layer.gated) parts.push_back(matrix(d, "attn_gate", c.num_heads, hidden));
@@ -718,7 +735,7 @@ class CpuModel {
       latent.q_norm = vector(d, "q_a_norm", l.q_rank);
       latent.q_b = linear(d, "q", queries, l.q_rank);
     }
-    layer.input_bias = biases(d, layer.qkv, {"q_a", "kv_a", ""});
+    layer.input_bias = biases(d, layer.qkv, {"q_a", "kv_a", "", "", ""});
     layer.o_bias = optional_vector(d, "o_bias", hidden);
     latent.kv_norm = vector(d, "kv_a_norm", l.kv_rank);
     latent.k_b = of_heads(d, "k_b", c.num_heads, l.kv_rank, l.nope_dim);
@@ -937,6 +954,7 @@ class CpuModel {
   static constexpr int64_t kChunked = int64_t(1) << 32;  // marks a window in `windows_`
   std::vector<int64_t> windows_;  // sliding window of each KV group; −1 before its first layer
   std::vector<bool> recurrent_groups_;
+  bool has_indexer_ = false;  // whether a layer has one
   std::vector<nb::object> kept_;  // arrays that the model reads where they are
   std::unique_ptr<ForwardPass> forward_;
   bool is_finished_ = false;

@@ -143,6 +143,14 @@ inline LatentConfig latent_config(const nb::dict &d, double norm_eps) {
           integer(d, "rope_dim", 1, kMost), integer(d, "value_dim", 1, kMost), float(norm_eps)};
 }
 
+// The sizes of the indexer of sparse attention; an empty dict if the model has none.
+inline IndexConfig index_config(const nb::dict &d, const LatentConfig &latent, double norm_eps) {
+  if (nb::len(d) == 0) return {};
+  if (!latent.q_rank) throw std::invalid_argument("indexer: such a model has latent attention with a q_rank");
+  return {integer(d, "num_heads", 1, kMostHeads), integer(d, "head_dim", latent.rope_dim, kMostSize / kMostHeads),
+          integer(d, "topk", 1, INT32_MAX), float(norm_eps)};
+}
+
 // The sizes of the recurrent layers of a model; an empty dict if it has none.
 inline RecurrentConfig recurrent_config(const nb::dict &d) {
   if (nb::len(d) == 0) return {};
@@ -171,7 +179,8 @@ using MoreHeads = std::vector<std::tuple<int, int, int, int>>;
 
 inline KVConfig kv_config(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
                           int head_dim, int value_dim, const nb::dict &recurrent, const MoreHeads &more_heads = {},
-                          bool keys_are_values = false, int num_states = 0, int num_state_slots = 0) {
+                          bool keys_are_values = false, int num_states = 0, int num_state_slots = 0,
+                          int index_dim = 0) {
   constexpr int kMost = INT32_MAX;
   const bool has_states = nb::len(recurrent) > 0;
   std::vector<HeadShape> more;
@@ -194,7 +203,8 @@ inline KVConfig kv_config(const std::string &format, int num_blocks, int block_s
           recurrent_config(recurrent),
           std::move(more),
           in_range(num_states, 0, has_states ? kMost - num_blocks : 0, "num_states"),
-          in_range(num_state_slots, 0, kMostSize, "num_state_slots")};
+          in_range(num_state_slots, 0, kMostSize, "num_state_slots"),
+          in_range(index_dim, 0, kMostSize, "index_dim")};
 }
 
 }  // namespace foreword::kernels

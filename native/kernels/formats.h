@@ -277,6 +277,9 @@ struct AttentionTile {
   size_t out_stride;
   float *partial;      // if not null, rows [O[padded_value], m, l, …] are written here instead of `out`
   AttentionKeys next;  // the keys this thread probably reads next, to be prefetched; block_table null: unknown
+  // The positions of the keys that are counted by key_begin, key_end and first_position, upwards; null: they are these
+  // numbers themselves.
+  const int32_t *chosen = nullptr;
 };
 
 constexpr int kLogitBlock = 256;  // logits whose maximum bounds the searches of a sampled row

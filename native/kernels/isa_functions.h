@@ -17,7 +17,7 @@
   B(rms_norm) B(layer_norm) B(gate_mul) B(clamped_gate_mul) B(activate) B(xielu) B(add_row) B(add_scaled)           \
   B(mix_rows) B(dot) B(softcap) B(convolve) B(scan_state) B(scan_selective) B(scan_gated) B(channel_decays)         \
   B(norm_parts) B(make_head)                                                                                        \
-  P(store_kv) P(attention_scratch_bytes) P(attention_queries) P(attend) P(merge_splits)                             \
+  P(store_kv) P(attention_scratch_bytes) P(attention_queries) P(attend) P(merge_splits) P(index_scores)             \
   B(sample_scratch_bytes) B(logit_maxima) B(greedy_token) B(scan_row) B(sample_row) B(row_logprobs) B(copy_logits)  \
   P(peak_f32) P(peak_bf16) P(peak_i8) P(read_memory)
 

@@ -18,14 +18,25 @@ size_t both_bytes(const KVConfig &c, const HeadShape &heads) {
   return token_bytes(c.format, heads.padded_dim) + (c.keys_are_values ? 0 : token_bytes(c.format, heads.padded_value));
 }
 
-// Bytes of a layer's keys and values in a block.
-size_t slot_bytes(const KVConfig &c) {
+// Bytes of a layer's keys and values in a block, but for those of an indexer.
+size_t keys_bytes(const KVConfig &c) {
   auto of_heads = [&](const HeadShape &of) {
     return product(product(both_bytes(c, of), size_t(c.block_size)), size_t(of.num_kv_heads));
   };
   size_t most = of_heads(c.heads);
   for (const HeadShape &other : c.more_heads) most = std::max(most, of_heads(other));
   return most;
+}
+
+// Where the keys of an indexer are in those of a layer: at a whole cache line.
+size_t index_at(const KVConfig &c) { return (product(4, keys_bytes(c)) / 4 + 63) / 64 * 64; }
+
+HeadShape index_shape(const KVConfig &c) { return HeadShape::of(1, c.index_dim, 1, c.index_dim); }
+
+size_t slot_bytes(const KVConfig &c) {
+  if (!c.index_dim) return keys_bytes(c);
+  const size_t of_token = token_bytes(c.format, index_shape(c).padded_dim);
+  return index_at(c) + product(4 * of_token, size_t(c.block_size)) / 4;
 }
 
 size_t state_bytes(const KVConfig &c) {
@@ -74,6 +85,15 @@ KVLayer KVCache::layer(int slot, const HeadShape &heads) const {
   layer.head_stride = product(layer.both_bytes, size_t(config_.block_size));
   layer.block_stride = block_bytes_;
   layer.base = memory_.data() + slot_bytes_ * size_t(slot);
+  return layer;
+}
+
+KVLayer KVCache::index_layer(int slot) const {
+  KVLayer layer = this->layer(slot, index_shape(config_));
+  layer.base += index_at(config_);
+  layer.parts = 1;
+  layer.both_bytes = layer.token_bytes;
+  layer.both_tiles_bytes = layer.tile_bytes;
   return layer;
 }
 

@@ -131,12 +131,19 @@ struct Recurrent {
   float inner_eps = 0.f;
 };
 
+// The indexer of a layer: IndexerSpec. Its keys and the weights of its heads are further parts of the first product.
+struct Indexer {
+  Linear q;  // its input is that of Latent::q_b
+  Vector norm = nullptr, norm_bias = nullptr;
+};
+
 // Latent attention: MlaSpec. Its first product has q (or q_a) and kv_a; q_b without parts: q needs no second product.
 // k_b, v_b: of each head, [kv_rank, nope_dim] and [value_dim, kv_rank].
 struct Latent {
   Linear q_b;
   Vector q_norm = nullptr, kv_norm = nullptr;
   std::vector<Linear> k_b, v_b;
+  std::unique_ptr<Indexer> indexer;  // without one in a model that has some: it takes what the last one chose
 };
 
 // Growth of queries with their position p: they are multiplied by 1 + scale ln(1 + ⌊(p + offset) / interval⌋).
@@ -249,6 +256,12 @@ struct LatentConfig {
   int query_dim() const { return rope_dim + nope_dim; }
 };
 
+// topk 0: the model has no indexer.
+struct IndexConfig {
+  int num_heads = 0, head_dim = 0, topk = 0;
+  float norm_eps = 0.f;
+};
+
 struct ModelConfig {
   int hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, num_groups;
   float norm_eps, query_scale, embedding_scale;
@@ -261,6 +274,7 @@ struct ModelConfig {
   bool rounds_inputs = false;  // inputs of the products of layers are rounded to 8 bits, with a scale per token
   float gate_alpha = 0.f, gate_limit = 0.f;  // for a clamped gate in place of `activation`; limit 0: none
   LatentConfig latent = {};
+  IndexConfig index = {};
   float clip_qkv = 0.f;  // the largest magnitude of queries, keys and values after joint norms; 0: none
 };
 

@@ -91,6 +91,7 @@ add_library(foreword_stages OBJECT
   native/kernels/forward/embedding_stage.cpp
   native/kernels/forward/forward.cpp
   native/kernels/forward/input.cpp
+  native/kernels/forward/index_stage.cpp
   native/kernels/forward/latent_stage.cpp
   native/kernels/forward/logits_stage.cpp
   native/kernels/forward/lora_rows.cpp

@@ -3,10 +3,18 @@
 namespace foreword::kernels {
 namespace {
 
-// Calls tile(task) for the tiles of a request, the last ones first: its last queries see most keys.
-template <class Tile>
-void causal_tiles(const ForwardInput &in, int req, int max_queries, AttentionWindow window, Tile tile) {
+// The end of the queries of a request that see all keys before them.
+int dense_end(const ForwardInput &in, int req, int topk) {
   const int begin = in.query_start_loc[req], end = in.query_start_loc[req + 1];
+  if (!topk || begin == end) return end;
+  return begin + int(std::clamp<int64_t>(topk - in.positions[begin], 0, end - begin));
+}
+
+// Calls tile(task) for the tiles of the queries [begin, end) of a request, the last ones first: its last queries see
+// most keys.
+template <class Tile>
+void causal_tiles(const ForwardInput &in, int req, int end, int max_queries, AttentionWindow window, Tile tile) {
+  const int begin = in.query_start_loc[req];
   const int num_tiles = (end - begin + max_queries - 1) / max_queries;
   for (int i = num_tiles - 1; i >= 0; --i) {
     const int first = begin + i * max_queries, count = std::min(max_queries, end - first);
@@ -50,12 +58,15 @@ void bidirectional_tiles(const ForwardInput &in, int req, int max_queries, Atten
 }  // namespace
 
 void plan_attention(const ForwardInput &in, int max_queries, AttentionWindow window, int num_kv_heads, int num_threads,
-                    AttentionPlan &plan) {
+                    int topk, AttentionPlan &plan) {
   plan.tasks.clear();
   plan.split_tiles.clear();
   plan.num_partials = 0;
-  int num_tiles = 0;
-  for (int b = 0; b < in.num_reqs; ++b) num_tiles += (in.query_len(b) + max_queries - 1) / max_queries;
+  int num_tiles = 0, num_chosen = 0;
+  for (int b = 0; b < in.num_reqs; ++b) {
+    const int end = dense_end(in, b, topk);
+    num_tiles += (end - in.query_start_loc[b] + max_queries - 1) / max_queries + in.query_start_loc[b + 1] - end;
+  }
   const bool split = num_tiles * num_kv_heads < 4 * num_threads;
   auto add = [&](AttentionTask task) {
     const int64_t key_begin = task.key_begin, key_end = task.key_end;
@@ -78,7 +89,11 @@ void plan_attention(const ForwardInput &in, int max_queries, AttentionWindow win
     } else if (in.last_seen) {
       tiles_with_spans(in, b, max_queries, window, add);
     } else {
-      causal_tiles(in, b, max_queries, window, add);
+      const int end = dense_end(in, b, topk);
+      for (int query = end; query < in.query_start_loc[b + 1]; ++query) {
+        add({b, query, 1, topk - 1, 0, topk, 0, -1, num_chosen++});
+      }
+      causal_tiles(in, b, end, max_queries, window, add);
     }
   }
 }

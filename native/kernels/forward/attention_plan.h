@@ -14,6 +14,7 @@ struct AttentionTask {
   int req, first_token, num_queries;
   int64_t first_position, key_begin, key_end, window;
   int partial;  // index of its partial result; −1: it writes the output itself
+  int chosen = -1;  // the number of its one query, whose keys an indexer chooses; −1: it sees those before it
 };
 
 // A tile whose splits are consecutive tasks; their partial results are merged in order.
@@ -42,8 +43,9 @@ struct AttentionPlan {
 
 // Tiles of at most `max_queries` queries. With few tiles per thread, the splits of long contexts become tasks of their
 // own. Results do not depend on that choice: splits are merged in the same order. A span is a run of tokens that see
-// each other (`last_seen`), within the window.
+// each other (`last_seen`), within the window. topk: a query at this position or a later one sees so many keys that an
+// indexer chooses; 0: all see all keys.
 void plan_attention(const ForwardInput &input, int max_queries, AttentionWindow window, int num_kv_heads,
-                    int num_threads, AttentionPlan &plan);
+                    int num_threads, int topk, AttentionPlan &plan);
 
 }  // namespace foreword::kernels

@@ -19,6 +19,7 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
     : ctx_(context),
       embedding_(embedding),
       latent_(context, embedding),
+      index_(context, embedding),
       added_(context, added_products(context.model)),
       windows_(size_t(context.model.config.num_groups)),
       shapes_(windows_.size()),
@@ -51,7 +52,7 @@ void AttentionStage::reserve() {
     HeadShape shape = ctx_.model.heads[size_t(shapes_[g])];
     const int max_queries = ctx_.isa.attention_queries(config(shape, {0}));
     AttentionPlan &plan = plans_[g];
-    plan_attention(in, max_queries, windows_[g], shape.num_kv_heads, ctx_.pool.size(), plan);
+    plan_attention(in, max_queries, windows_[g], shape.num_kv_heads, ctx_.pool.size(), c.index.topk, plan);
     for (int parts = 2; c.latent.kv_rank && parts <= c.num_heads; ++parts) {
       if (int(plan.tasks.size()) * shape.num_kv_heads >= ctx_.pool.size()) break;
       if (c.num_heads % parts == 0) shape.num_kv_heads = parts;
@@ -70,6 +71,7 @@ void AttentionStage::reserve() {
   }
   o_input_.reserve(in.num_tokens, values, ctx_.with_loras(kinds_), ctx_.pool.size());
   latent_.reserve();
+  index_.reserve();
   added_.reserve();
   partials_.reserve(size_t(num_partials) * partial_stride_);
 }
@@ -94,9 +96,15 @@ void AttentionStage::run(int thread, int layer_index) {
       ctx_.pool.barrier();
     }
     if (layer.latent) {
-      latent_.make_queries(thread, layer, ctx_.first, ctx_.model.config.query_scale * kLog2E,
-                           rows_[size_t(layer.heads)].queries);
+      const bool chooses = layer.latent->indexer && index_.is_active();
+      latent_.make_queries(thread, layer, ctx_.model.config.query_scale * kLog2E,
+                           rows_[size_t(layer.heads)].queries, chooses ? &index_.queries() : nullptr);
       store_latent(thread, layer);
+      if (layer.latent->indexer) index_.store_keys(thread, layer);
+      if (chooses) {
+        ctx_.pool.barrier();
+        index_.choose(thread, layer);
+      }
     } else {
       rotate_and_store(thread, layer, tokens);
     }
@@ -139,7 +147,7 @@ void AttentionStage::make_rows(int thread, const Layer &layer, Share tokens) {
     for (int i = 0; limit > 0.f && i < size; ++i) row[i] = std::clamp(row[i], -limit, limit);
   };
   for (int r = share.begin; r < share.end; ++r) {
-    float *row = qkv_row(layer, r);
+    float *row = ctx_.first_row(layer, r);
     make(row, layer.q_bias, layer.q_norm, shape.num_heads * shape.head_dim);
     const int keys = shape.num_kv_heads * shape.head_dim;
     if (layer.writes) make(row + layer.qkv.parts[1].offset, layer.k_bias, layer.k_norm, keys);
@@ -180,7 +188,7 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer, Share toke
 
   auto store = [&](int unit) {
     const int token = tokens.begin + unit / num_units, nth = unit % num_units;
-    const float *row = qkv_row(layer, token - tokens.begin);
+    const float *row = ctx_.first_row(layer, token - tokens.begin);
     const RotaryRow rotary = embedding_.rotary(layer.rope, token);
     if (nth < num_heads) {
       const int head = heads.begin * per_key + nth;
@@ -215,7 +223,7 @@ void AttentionStage::store_latent(int thread, const Layer &layer) {
   ctx_.pool.divide(thread, ctx_.pool.team(thread), count, 1, [&](Share part, int) {
     for (int token = part.begin; token < part.end; ++token) {
       if (slots[token] < 0) continue;
-      latent_.key(layer, ctx_.first.row(token), embedding_.rotary(layer.rope, token), key);
+      latent_.key(layer, ctx_.first_row(layer, token), embedding_.rotary(layer.rope, token), key);
       ctx_.isa.store_kv(kv, slots[token], 0, key, nullptr, scratch);
     }
   });
@@ -237,7 +245,7 @@ void AttentionStage::apply_gate(int thread, const Layer &layer) {
   const FloatRows &out = rows_[size_t(layer.heads)].out();
   const int values = c.head_gates ? shape.value_dim : 1, num_gates = shape.num_heads * shape.value_dim / values;
   for (int t = share.begin; t < share.end; ++t) {
-    const float *gate = qkv_row(layer, t) + layer.qkv.parts.back().offset;
+    const float *gate = ctx_.first_row(layer, t) + layer.qkv.parts.back().offset;
     if (!c.head_gates && !c.softplus_gates) {
       ctx_.isa.gate_mul(Gate::sigmoid, gate, out.row(t), size_t(out.stride()), out.row(t));
       continue;
@@ -261,6 +269,7 @@ AttentionTile AttentionStage::tile_of(const Layer &layer, const AttentionTask &t
   tile.block_table = blocks_of(layer, task);
   tile.key_begin = task.key_begin;
   tile.key_end = task.key_end;
+  tile.chosen = task.chosen < 0 ? nullptr : index_.chosen(task.chosen);
   tile.out = rows.out().row(task.first_token);
   tile.out_stride = size_t(rows.out().stride());
   if (task.partial >= 0) {

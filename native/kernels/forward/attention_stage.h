@@ -6,6 +6,7 @@
 
 #include "kernels/forward/attention_plan.h"
 #include "kernels/forward/embedding_stage.h"
+#include "kernels/forward/index_stage.h"
 #include "kernels/forward/latent_stage.h"
 #include "kernels/forward/low_rank.h"
 
@@ -45,7 +46,6 @@ class AttentionStage {
   void store_latent(int thread, const Layer &layer);
   // The KV heads of this thread's team, whose keys and values it writes and reads.
   Share heads_of(int thread, const HeadShape &shape) const;
-  float *qkv_row(const Layer &layer, int row) const { return ctx_.first.data() + int64_t(row) * layer.qkv.stride; }
   void attend(int thread, const Layer &layer, std::atomic<int> &next_task);
   void apply_gate(int thread, const Layer &layer);
   AttentionConfig config(const HeadShape &shape, AttentionWindow window, Vector sinks = nullptr) const;
@@ -57,6 +57,7 @@ class AttentionStage {
   PassContext &ctx_;
   const EmbeddingStage &embedding_;
   LatentStage latent_;
+  IndexStage index_;
   LowRankProducts added_;
   std::vector<AttentionWindow> windows_;      // by KV group
   std::vector<int> shapes_;                   // by KV group, the index of the shape of its heads

@@ -126,6 +126,8 @@ class PassContext {
 
   // Returns whether a product is written to `branch`, and added to x from there.
   bool has_branch(const Norm &norm) const { return norm || norm.scale != 1.f || norm.kept || norm.is_aside; }
+  // A row of `first`, of the first product of a layer with attention.
+  float *first_row(const Layer &layer, int row) const { return first.data() + int64_t(row) * layer.qkv.stride; }
   Share token_share(int thread) const { return share_of(input.num_tokens, thread, pool.size()); }
 
   Model &model;

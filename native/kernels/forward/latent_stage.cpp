@@ -17,6 +17,7 @@ LatentStage::LatentStage(PassContext &context, const EmbeddingStage &embedding)
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.latent) continue;
     layer.latent->q_b.add_kinds(q_kinds_);
+    if (layer.latent->indexer) layer.latent->indexer->q.add_kinds(q_kinds_);
     keys.push_back(&layer.latent->k_b);
     values.push_back(&layer.latent->v_b);
   }
@@ -55,23 +56,28 @@ void LatentStage::multiply(int thread, const std::vector<Linear> &heads, const H
       });
 }
 
-void LatentStage::make_queries(int thread, const Layer &layer, const FloatRows &qkv, float factor, FloatRows &out) {
+void LatentStage::make_queries(int thread, const Layer &layer, float factor, FloatRows &out, FloatRows *index_queries) {
   const Latent &latent = *layer.latent;
   const int num_tokens = ctx_.input.num_tokens, padded_dim = ctx_.model.padded_dim;
   if (config_.q_rank) {
     const ActivationSet in = ctx_.products.prepare(thread, q_input_, config_.q_rank, num_tokens, [&](int t) {
       float *normed = q_normed_.row(thread);
-      ctx_.isa.norm_parts(qkv.row(t), latent.q_norm, 0, 1, config_.q_rank, config_.norm_eps, normed);
+      ctx_.isa.norm_parts(ctx_.first_row(layer, t), latent.q_norm, 0, 1, config_.q_rank, config_.norm_eps, normed);
       return normed;
     });
     ctx_.products.linear(thread, latent.q_b, in, {0, num_tokens}, queries_.data(), Store::assign, nullptr,
                          ctx_.shrink(thread, {&latent.q_b}, in));
+    if (index_queries) {
+      const Linear &q = latent.indexer->q;
+      ctx_.products.linear(thread, q, in, {0, num_tokens}, index_queries->data(), Store::assign, nullptr,
+                           ctx_.shrink(thread, {&q}, in));
+    }
     ctx_.pool.barrier();
   }
-  const int rope_dim = config_.rope_dim;
-  const FloatRows &queries = config_.q_rank ? queries_ : qkv;
-  multiply(thread, latent.k_b, nope_, {queries, config_.query_dim(), rope_dim}, {out, padded_dim, rope_dim}, factor,
-           &layer);
+  const int rope_dim = config_.rope_dim, dim = config_.query_dim();
+  HeadRows queries{queries_.data(), queries_.stride(), dim, rope_dim};
+  if (!config_.q_rank) queries = {ctx_.first_row(layer, 0), layer.qkv.stride, dim, rope_dim};
+  multiply(thread, latent.k_b, nope_, queries, {out.data(), out.stride(), padded_dim, rope_dim}, factor, &layer);
 }
 
 void LatentStage::key(const Layer &layer, const float *qkv, RotaryRow rotary, float *out) const {
@@ -83,8 +89,8 @@ void LatentStage::key(const Layer &layer, const float *qkv, RotaryRow rotary, fl
 
 const FloatRows &LatentStage::expand(int thread, const Layer &layer, const FloatRows &out) {
   const int head_dim = config_.rope_dim + config_.kv_rank;
-  multiply(thread, layer.latent->v_b, latents_, {out, head_dim, config_.rope_dim}, {values_, config_.value_dim, 0}, 1.f,
-           nullptr);
+  multiply(thread, layer.latent->v_b, latents_, {out.data(), out.stride(), head_dim, config_.rope_dim},
+           {values_.data(), values_.stride(), config_.value_dim, 0}, 1.f, nullptr);
   ctx_.pool.barrier();
   return values_;
 }

@@ -13,8 +13,9 @@ class LatentStage {
 
   void reserve();
   // Writes the queries of attention [T, heads, padded_dim], from the first product of the layer: of a head the rotated
-  // part, and the other one times Wk_b, both times `factor`.
-  void make_queries(int thread, const Layer &layer, const FloatRows &qkv, float factor, FloatRows &out);
+  // part, and the other one times Wk_b, both times `factor`. index_queries: if not null, the product of the layer's
+  // indexer is written there.
+  void make_queries(int thread, const Layer &layer, float factor, FloatRows &out, FloatRows *index_queries);
   // The key of a token, normed and rotated [head_dim].
   void key(const Layer &layer, const float *qkv, RotaryRow rotary, float *out) const;
   // The outputs of attention [T, heads, head_dim] times Wv_b: rows [T, heads, value_dim]. Ends with a barrier.
@@ -23,10 +24,10 @@ class LatentStage {
  private:
   // Parts of rows, [T, heads, …]: from `offset` of a head on.
   struct HeadRows {
-    const FloatRows &rows;
-    int head_stride, offset;
+    float *rows;
+    int stride, head_stride, offset;
 
-    float *at(int token, int head) const { return rows.row(token) + head * head_stride + offset; }
+    float *at(int token, int head) const { return rows + int64_t(token) * stride + head * head_stride + offset; }
   };
   // to = `factor` times the product of `from` and the matrix of the head. `rotated`: the layer, if the parts before
   // `from` are rotated to those before `to`, times `factor`; else null.

@@ -32,7 +32,7 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     the token, or of the one MLP, two vectors of its intermediate_size; of a recurrent layer, four of its channels, of
     mamba1 and rg_lru six.
     With latent attention (`MlaSpec`) each head has its query, the latent query, which its output replaces, and two of
-    its values.
+    its values. An indexer has its queries before and after rotation, and the positions that it chooses.
     A layer aside (`AsideSpec`) has a wide input, that of the first layer and an output, and both parts of its gate.
     Inputs that layers have of their own are there for all layers at once. Streams are vectors of hidden_size, and so
     are their first products.
@@ -44,6 +44,8 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     if (mla := spec.mla) is not None:
         of_head = mla.nope_dim + mla.rope_dim + spec.head_dim + 2 * mla.value_dim
         attention = spec.num_heads * of_head + 2 * (mla.q_rank + spec.head_dim)
+    if (indexer := spec.indexer) is not None:
+        attention += 2 * indexer.num_heads * indexer.head_dim + min(indexer.topk, spec.max_model_len)
     widest = attention + 2 * spec.intermediate_size
     for layer in spec.layers:
         own = layer.recurrent

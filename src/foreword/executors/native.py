@@ -125,6 +125,7 @@ def _pool_bytes(spec: DecoderSpec, kv_format: KVFormat, *, num_blocks: int, bloc
         keys_are_values=spec.mla is not None,
         num_states=num_states,
         num_state_slots=spec.num_state_slots,
+        index_dim=spec.index_size,
     )
 
 
@@ -291,6 +292,8 @@ class NativeExecutor(TransferPagedExecutor):
                 rounds_inputs=spec.rounds_inputs,
                 latent=_latent_sizes(spec),
                 latent_eps=spec.mla.norm_eps if spec.mla else 0.0,
+                indexer=_index_sizes(spec),
+                indexer_eps=spec.indexer.norm_eps if spec.indexer else 0.0,
                 clip_qkv=spec.clip_qkv or 0.0,
                 num_groups=self.num_groups,
                 num_slots=spec.num_slots,
@@ -504,7 +507,7 @@ class _Packer:
         """Pack the matrices of attention into ``packed`` and return the names of its vectors."""
         spec = self.spec
         if spec.mla is not None:
-            return self._latent(prefix, spec.mla, packed)
+            return self._latent(prefix, layer, spec.mla, packed)
         if self.scaled_keys:
             source, norm = prefix, self.input_norm
             if layer.reads_layer is not None:  # its queries meet the keys of that layer
@@ -565,7 +568,7 @@ class _Packer:
         """Pack the weight, all ones, of a norm that has none."""
         return self.parts.vector(name, lambda: np.ones(size, np.float32))
 
-    def _latent(self, prefix: str, mla: MlaSpec, packed: dict[str, Any]) -> list[str]:
+    def _latent(self, prefix: str, layer: LayerSpec, mla: MlaSpec, packed: dict[str, Any]) -> list[str]:
         """Return the arguments of latent attention, like `_attention`. Wk_b and Wv_b have a matrix per head, that of k
         transposed: floats, if not both are.
         """
@@ -584,9 +587,16 @@ class _Packer:
         packed["kv_a_norm"] = self.parts.vector(
             prefix + "kv_a_norm", lambda: self.weights[prefix + "kv_a_norm"].dequantize() * np.float32(mla.kv_scale)
         )
+        has_indexer = self.spec.indexer is not None and not layer.takes_chosen
+        if has_indexer:
+            packed["index_q"] = self._matrix(prefix + "index_q")
+            for name in ("index_k", "index_weights"):
+                packed[name] = self._matrix(prefix + name, weight_format="fp32")
+        index_norms = ["index_k_norm", "index_k_norm_bias"] if has_indexer else []
         names = ["kv_a", *(["q_a"] if mla.q_rank else [])]
         biases = [f"{name}_bias" for name in names] if self.spec.qkv_bias else []
-        return [*(["q_a_norm"] if mla.q_rank else []), *biases, *(["o_bias"] if self.spec.o_bias else [])]
+        norms = [*(["q_a_norm"] if mla.q_rank else []), *index_norms]
+        return [*norms, *biases, *(["o_bias"] if self.spec.o_bias else [])]
 
     def _of_heads(self, name: str, shape: tuple[int, int], *, is_transposed: bool) -> F32:
         """Return the matrices of all heads: float32 [heads, rows, columns]."""
@@ -734,6 +744,15 @@ def _latent_sizes(spec: DecoderSpec) -> dict[str, int]:
     """Return the sizes of latent attention; none without it."""
     names = ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")
     return {} if spec.mla is None else {name: getattr(spec.mla, name) for name in names}
+
+
+def _index_sizes(spec: DecoderSpec) -> dict[str, int]:
+    """Return the sizes of an indexer; none without it."""
+    return (
+        {}
+        if spec.indexer is None
+        else {name: getattr(spec.indexer, name) for name in ("num_heads", "head_dim", "topk")}
+    )
 
 
 def _more_heads(spec: DecoderSpec) -> list[tuple[int, int, int, int]]:

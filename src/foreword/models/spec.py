@@ -168,8 +168,8 @@ class MlaSpec:
 
 @dataclass(frozen=True, slots=True)
 class IndexerSpec:
-    """Sparse attention: a query sees ``topk`` of the keys, those at the positions with the largest scores. With the u of
-    `MlaSpec`, whose q_rank is not 0, and a query at position p:
+    """Sparse attention: a query sees ``topk`` of the keys, those at the positions with the largest scores. With the u
+    of `MlaSpec`, whose q_rank is not 0, and a query at position p:
 
         key = layer_norm(h Windex_k, index_k_norm, index_k_norm_bias)     [head_dim], with norm_eps; cached beside c
         q = u Windex_q   per head [head_dim];   w = h Windex_weights      [num_heads]
@@ -316,8 +316,8 @@ class LayerSpec:
     kept: x = f h before each sum, with the h of the mixer and of the MLP and these factors f of both. Such a layer has
     norms before both and none after them.
     aside: the layer has the lines of `AsideSpec` in place of others. A layer with a mixer follows.
-    takes_chosen: in a model with an indexer, the layer has none, and its queries see the keys at the positions that were
-    chosen for the last layer before it with one.
+    takes_chosen: in a model with an indexer, the layer has none, and its queries see the keys at the positions that
+    were chosen for the last layer before it with one.
     """
 
     rope: RopeSpec | None
