@@ -107,20 +107,25 @@ def step_bytes(spec: DecoderSpec, weights: Weights, weight_format: Files, shape:
         elif layer.has_mixer:
             heads = spec.heads_of(layer)
             size = heads.head_dim + (0 if spec.mla else heads.value_dim)
-            moved += 2 * heads.num_kv_heads * size * shape.num_context_tokens
+            moved += 2 * (heads.num_kv_heads * size + spec.index_size) * shape.num_context_tokens
     return moved
 
 
 def operations(spec: DecoderSpec, shape: Shape) -> float:
-    """Return the multiply-adds of a prompt: of weights, of queries with the keys and values they see, and of each token
-    that writes and reads a state.
+    """Return the multiply-adds of a prompt: of weights, of queries with the keys and values they see, of those of an
+    indexer that has a choice, and of each token that writes and reads a state.
     """
     count = weights_read(spec, 1) * shape.num_tokens
     for layer in spec.layers:
         if layer.recurrent is not None:
             count += 2 * layer.recurrent.num_values * layer.recurrent.key_dim * shape.num_tokens
         elif layer.has_mixer:
-            seen = sum(min(i + 1, layer.sliding_window or i + 1) for i in range(shape.num_new))
+            most = layer.sliding_window
+            if (indexer := spec.indexer) is not None:
+                most = indexer.topk
+                scored = sum(i + 1 for i in range(most, shape.num_new))
+                count += 0 if layer.takes_chosen else indexer.num_heads * indexer.head_dim * scored
+            seen = sum(min(i + 1, most or i + 1) for i in range(shape.num_new))
             heads = spec.heads_of(layer)
             count += heads.num_heads * (heads.head_dim + heads.value_dim) * seen
     return count

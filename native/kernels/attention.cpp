@@ -235,14 +235,15 @@ void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &ti
 }
 
 void index_scores(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &tile, const float *weights,
-                  float *scores, void *memory) {
+                  size_t weight_stride, float *scores, size_t score_stride, void *memory) {
 #if defined(FOREWORD_SIMD_AMX)
-  avx512_bf16::index_scores(kv, c, tile, weights, scores, memory);
+  avx512_bf16::index_scores(kv, c, tile, weights, weight_stride, scores, score_stride, memory);
 #else
   AttentionScratch s;
   carve(c, max_rows(c), memory, &s);
   gather_queries(kv, c, tile, s);
-  const int heads = c.num_heads, dim = c.padded_dim;
+  const int heads = c.num_heads, rows = tile.num_queries * heads, dim = c.padded_dim;
+  const bool bf16_as_f32 = kv.format == KVFormat::bf16 && rows >= kStageRows && !kBf16Dot;
   for (int64_t begin = tile.key_begin; begin < tile.key_end; begin += kChunk) {
     const int64_t end = smaller(begin + kChunk, tile.key_end);
     const int tiles = int(end - begin + kTile - 1) / kTile;
@@ -254,19 +255,23 @@ void index_scores(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
       copy_tiles(kv, tile, begin, end, s, &chunk);
       for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1];
     }
-    if (kv.format == KVFormat::f32) {
-      chunk_scores<ScoresF32>(s.q, dim, heads, chunk, tiles, s.scores);
+    if (bf16_as_f32) stage_bf16(chunk, dim, 0, tiles, s.staged, &chunk);
+    if (kv.format == KVFormat::f32 || bf16_as_f32) {
+      chunk_scores<ScoresF32>(s.q, dim, rows, chunk, tiles, s.scores);
     } else if (kv.format == KVFormat::bf16) {
-      chunk_scores<ScoresBf16>(s.q, dim, heads, chunk, tiles, s.scores);
+      chunk_scores<ScoresBf16>(s.q, dim, rows, chunk, tiles, s.scores);
     } else {
-      chunk_scores<ScoresI8>(s.q, dim, heads, chunk, tiles, s.scores);
+      chunk_scores<ScoresI8>(s.q, dim, rows, chunk, tiles, s.scores);
     }
-    for (int n = 0; n < tiles * kTile; n += kLanes) {
-      F32 sum = set1(0.f);
-      for (int h = 0; h < heads; ++h) {
-        sum = fma(set1(weights[h]), max_f32(load(s.scores + h * kChunk + n), set1(0.f)), sum);
+    for (int i = 0; i < tile.num_queries; ++i) {
+      const float *of_heads = s.scores + i * heads * kChunk, *weight = weights + size_t(i) * weight_stride;
+      for (int n = 0; n < tiles * kTile; n += kLanes) {
+        F32 sum = set1(0.f);
+        for (int h = 0; h < heads; ++h) {
+          sum = fma(set1(weight[h]), max_f32(load(of_heads + h * kChunk + n), set1(0.f)), sum);
+        }
+        store(scores + size_t(i) * score_stride + begin + n, sum);
       }
-      store(scores + begin + n, sum);
     }
   }
 #endif

@@ -90,10 +90,10 @@ struct Isa {
   // Merges the partial results of `num_splits` consecutive splits, `split_stride` floats apart from tile.partial on, in
   // order, into tile.out. The partial results are overwritten.
   void (*merge_splits)(const AttentionConfig &config, const AttentionTile &tile, int num_splits, size_t split_stride);
-  // The scores of an indexer: scores[key] = Σ_h weights[h] max(q_h · key, 0) for the keys of a tile with one query,
-  // whose key_begin is a multiple of kChunk. Numbers are written up to the next multiple of kChunk.
+  // The scores of an indexer: scores[i][key] = Σ_h weights[i][h] max(q_ih · key, 0) for the queries i and the keys of a
+  // tile, whose key_begin is a multiple of kChunk. Numbers are written up to the next multiple of kChunk.
   void (*index_scores)(const KVLayer &kv, const AttentionConfig &config, const AttentionTile &tile,
-                       const float *weights, float *scores, void *scratch);
+                       const float *weights, size_t weight_stride, float *scores, size_t score_stride, void *scratch);
 
   // Sampling: see sampler.cpp. `scratch` has `sample_scratch_bytes`.
   size_t (*sample_scratch_bytes)(int vocab_size);

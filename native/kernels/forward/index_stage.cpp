@@ -55,30 +55,40 @@ AttentionConfig IndexStage::attention() const {
 void IndexStage::reserve() {
   if (!config_.topk) return;
   const ForwardInput &in = ctx_.input;
-  rows_.clear(), units_.clear(), first_units_.clear();
+  rows_.clear();
   const int batch = kBatchRows * ctx_.pool.size();
   int64_t longest = 0;
   for (int req = 0; req < in.num_reqs; ++req) {
     for (int token = in.query_start_loc[req]; token < in.query_start_loc[req + 1]; ++token) {
       const int64_t count = in.positions[token] + 1;
       if (count <= config_.topk) continue;
-      const int row = int(rows_.size());
-      if (row % batch == 0) first_units_.push_back(int(units_.size()));
-      for (int64_t begin = 0; begin < count; begin += kUnitKeys) {
-        units_.push_back({row, begin, std::min(begin + kUnitKeys, count)});
-      }
       rows_.push_back({req, token});
       longest = std::max(longest, count);
     }
   }
   if (rows_.empty()) return;
-  first_units_.push_back(int(units_.size()));
+  add_units(batch);
   queries_.reserve(in.num_tokens);
   rotated_.reserve(int(rows_.size()));
   score_stride_ = size_t(longest + kChunk - 1) / kChunk * kChunk;
   scores_.reserve(score_stride_ * std::min(rows_.size(), size_t(batch)));
   chosen_.reserve(rows_.size() * size_t(config_.topk));
   for (Buffer<int32_t> &order : order_) order.reserve(size_t(longest));
+}
+
+void IndexStage::add_units(int batch) {
+  units_.clear(), first_units_.clear();
+  const int most = ctx_.isa.attention_queries(attention()), num_rows = int(rows_.size());
+  for (int row = 0, count; row < num_rows; row += count) {
+    if (row % batch == 0) first_units_.push_back(int(units_.size()));
+    const int req = rows_[size_t(row)].req, end = std::min({num_rows, row + most, (row / batch + 1) * batch});
+    for (count = 1; row + count < end && rows_[size_t(row + count)].req == req;) ++count;
+    const int64_t keys = ctx_.input.positions[rows_[size_t(row + count - 1)].token] + 1;
+    for (int64_t begin = 0; begin < keys; begin += kUnitKeys) {
+      units_.push_back({row, count, begin, std::min(begin + kUnitKeys, keys)});
+    }
+  }
+  first_units_.push_back(int(units_.size()));
 }
 
 const float *IndexStage::weights(const Layer &layer, int token) const {
@@ -129,13 +139,14 @@ void IndexStage::choose(int thread, const Layer &layer) {
         const Unit &unit = units_[size_t(begin + i)];
         const Row &row = rows_[size_t(unit.row)];
         AttentionTile tile{};
-        tile.num_queries = 1;
+        tile.num_queries = unit.count;
         tile.queries = rotated_.row(unit.row);
+        tile.query_stride = size_t(rotated_.stride());
         tile.block_table = in.groups[size_t(layer.group)].blocks_of(in.idx_mapping[row.req]);
         tile.key_begin = unit.begin;
         tile.key_end = unit.end;
-        ctx_.isa.index_scores(kv, attention(), tile, weights(layer, row.token), scores(unit.row),
-                              scratch_[size_t(thread)].data());
+        ctx_.isa.index_scores(kv, attention(), tile, weights(layer, row.token), size_t(layer.qkv.stride),
+                              scores(unit.row), score_stride_, scratch_[size_t(thread)].data());
       }
     });
     ctx_.pool.barrier();

@@ -29,13 +29,15 @@ class IndexStage {
   struct Row {
     int req, token;
   };
-  // Keys [begin, end) of the query of a row.
+  // Keys [begin, end) of the queries of `count` rows from `row` on, all of one request.
   struct Unit {
-    int row;
+    int row, count;
     int64_t begin, end;
   };
 
   AttentionConfig attention() const;
+  // Divides the scores of rows into units. batch: the number of rows of a batch.
+  void add_units(int batch);
   const float *weights(const Layer &layer, int token) const;
 
   PassContext &ctx_;
