@@ -24,7 +24,7 @@ from foreword.executors.torch import on_rows
 from foreword.executors.torch.executor import TorchExecutor
 from foreword.executors.torch.grouped import waits_for_host
 from foreword.executors.torch.on_rows import DecoderOnRows
-from foreword.models.spec import LayerSpec, MlaSpec, MoeSpec, QueryGrowth
+from foreword.models.spec import IndexerSpec, LayerSpec, MlaSpec, MoeSpec, QueryGrowth
 
 POOL = {"num_blocks": 40, "block_size": 4}
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 40, "num_heads": 4, "num_kv_heads": 2}
@@ -121,6 +121,12 @@ def test_wide_heads_need_operands_of_16_bits():
 def test_a_model_with_recurrent_layers_is_refused():
     spec = replace(SPECS["mamba2"])
     with pytest.raises(ConfigError, match="recurrent layers"):
+        DecoderOnRows(spec, random_weights(spec), **POOL, device=WHERE)
+
+
+def test_a_model_with_indexers_is_refused():
+    spec = replace(DECODERS["latent attention"], indexer=IndexerSpec(2, 12, 5))
+    with pytest.raises(ConfigError, match=r"tiny has indexers that choose keys, .* use executor='torch'"):
         DecoderOnRows(spec, random_weights(spec), **POOL, device=WHERE)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from foreword.executors.torch.tensors import as_tensor
 
 QUERIES_AT_ONCE = 128  # per request, which bounds the mask and the scores
 KEYS_AT_ONCE = 16384  # for all requests of a call, which bounds the gathered keys and values
+PRODUCTS_AT_ONCE = 1 << 22  # of the queries and keys of an indexer, which bounds the heads that are computed at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +33,9 @@ class AttentionCall:
     sinks: [num_heads], a further score of each softmax, of a key whose value is zero.
     bias: [num_heads, D], added to the scores of keys by their distance to the query, which is below D.
     slopes: [num_heads], by which scores fall for each position of that distance (ALiBi).
-    A call with bias or slopes has no softcap. A call over positions that ranks share has no sinks, bias or slopes.
+    is_chosen: a query sees only those keys that the step's last `PagedAttention.choose` chose.
+    A call with bias or slopes has no softcap. A call over positions that ranks share has no sinks, bias or slopes. A
+    call over chosen keys has no window or chunk.
     """
 
     layer: int
@@ -43,6 +46,7 @@ class AttentionCall:
     sinks: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     slopes: torch.Tensor | None = None
+    is_chosen: bool = False
 
 
 class PagedAttention(Protocol):
@@ -62,6 +66,14 @@ class PagedAttention(Protocol):
         """Write the step's keys [T, num_kv_heads, key_dim] and values [T, num_kv_heads, value_dim] to their slots."""
         ...
 
+    def choose(self, layer: int, keys: torch.Tensor, queries: torch.Tensor, weights: torch.Tensor, topk: int) -> None:
+        """Write the step's keys [T, D] of a layer's indexer to their slots. Choose, for each query [T, heads, D] with
+        the weights [T, heads] of its heads, the ``topk`` keys with the largest scores of those that it may see, as
+        `IndexerSpec` defines them. Calls over chosen keys in layers of the same KV group see these until the next
+        choice or step.
+        """
+        ...
+
     def attend(self, call: AttentionCall, queries: torch.Tensor) -> torch.Tensor:
         """Return softmax(cap(q · k * scale, softcap) + mask) v [T, num_heads, value_dim].
 
@@ -74,12 +86,14 @@ class PagedAttention(Protocol):
 class _Part:
     """Queries of several requests, which are computed at once.
 
+    most_seen: the largest number of keys that one of the queries sees, without a window or chunk.
     tokens: int64 [R, N], the queries; a shorter row repeats its last one.
     blocks: int64 [R · B], of the keys; block 0, which is never written, after the last.
     mask: bool [R, 1, N, B · block_size].
     positions, key_positions: int64 [R, N] and [R, B · block_size].
     """
 
+    most_seen: int
     tokens: torch.Tensor
     blocks: torch.Tensor
     mask: torch.Tensor
@@ -97,21 +111,40 @@ class GatheredAttention:
     def __init__(self, cache: PagedCache, shard: Shard | None = None) -> None:
         self.cache, self._shard = cache, shard or Shard()
         self._step: _Step | None = None
+        self._chosen: list[_Part] = []  # those of the step, whose masks hide the keys that were not chosen
 
     def begin(self, batch: InputBatch, last_seen: I64 | None = None) -> None:
         """See `PagedAttention.begin`."""
         self._step = _Step(batch, self.cache, batch.positions if last_seen is None else last_seen)
+        self._chosen = []
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """See `PagedAttention.write`."""
         of = self.cache.layers[layer]
-        slots = self._current.slots_of(of.group)
         both = (self.cache.keys[layer], keys), (self.cache.values[layer], values)
         for cached, new in both[:1] if of.values_are_keys else both:
-            # What other requests left in a block is masked; but a mask does not hide numbers that are not finite.
-            if len(slots.fresh_blocks):
-                cached.index_fill_(0, slots.fresh_blocks, 0)
-            cached[slots.blocks, slots.offsets] = (new if slots.tokens is None else new[slots.tokens]).to(cached.dtype)
+            self._write(of.group, cached, new)
+
+    def _write(self, group: int, cached: torch.Tensor, new: torch.Tensor) -> None:
+        """Write the step's rows [T, …] to their slots in a view of the cache [num_blocks, block_size, …]."""
+        slots = self._current.slots_of(group)
+        # What other requests left in a block is masked; but a mask does not hide numbers that are not finite.
+        if len(slots.fresh_blocks):
+            cached.index_fill_(0, slots.fresh_blocks, 0)
+        cached[slots.blocks, slots.offsets] = (new if slots.tokens is None else new[slots.tokens]).to(cached.dtype)
+
+    def choose(self, layer: int, keys: torch.Tensor, queries: torch.Tensor, weights: torch.Tensor, topk: int) -> None:
+        """See `PagedAttention.choose`."""
+        group, cached = self.cache.layers[layer].group, self.cache.index_keys[layer]
+        assert not self._current.is_spread(group)
+        self._write(group, cached, keys)
+        self._chosen = []
+        for part in self._current.parts(group, None, None):
+            if part.most_seen > topk:
+                key = _gathered(cached, part).float()
+                scores = _index_scores(queries[part.tokens].float(), key, weights[part.tokens].float())
+                part = replace(part, mask=_largest(scores[:, None], part.mask, topk))
+            self._chosen.append(part)
 
     def attend(self, call: AttentionCall, queries: torch.Tensor) -> torch.Tensor:
         """See `PagedAttention.attend`."""
@@ -125,16 +158,11 @@ class GatheredAttention:
             out = queries.new_empty(*queries.shape[:2], of.value_dim + 2, dtype=torch.float32)
         else:
             out = queries.new_empty(*queries.shape[:2], of.value_dim)
-        for part in self._current.parts(of.group, call.window, call.chunk):
+        parts = self._chosen if call.is_chosen else self._current.parts(of.group, call.window, call.chunk)
+        for part in parts:
             query = queries[part.tokens].transpose(1, 2)  # [R, H, N, D]
-            rows = len(part.tokens)
             key, value = (
-                cached.flatten(1)
-                .index_select(0, part.blocks)  # copies whole blocks, several times as fast as an index by a tensor
-                .view(rows, -1, of.num_kv_heads, cached.shape[-1])
-                .transpose(1, 2)
-                .to(query.dtype)
-                for cached in (cached_keys, cached_values)
+                _gathered(cached, part).transpose(1, 2).to(query.dtype) for cached in (cached_keys, cached_values)
             )  # [R, num_kv_heads, S, D]
             if is_spread:
                 result = _partial(call, query, key, value, part.mask)
@@ -250,7 +278,7 @@ class _Step:
                 if chunk is not None:
                     mask &= key // chunk == query // chunk
                 given = tokens, blocks.ravel().astype(np.int64), mask[:, None], positions[tokens], key[:, 0]
-                yield _Part(*map(self._tensor, given))
+                yield _Part(int(self._last_seen[tokens].max()) + 1, *map(self._tensor, given))
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return as_tensor(array, self._device)
@@ -263,6 +291,34 @@ def _positions_within(table: BlockTable) -> I64:
         return entries
     run, at = np.divmod(entries, cp.interleave)
     return (run * cp.size + cp.rank) * cp.interleave + at
+
+
+def _gathered(cached: torch.Tensor, part: _Part) -> torch.Tensor:
+    """Return what a view of the cache [num_blocks, block_size, …] has of the keys of a part, [R, S, …]."""
+    # A copy of whole blocks is several times as fast as an index by a tensor.
+    blocks = cached.flatten(1).index_select(0, part.blocks)
+    return blocks.view(len(part.tokens), -1, *cached.shape[2:])
+
+
+def _index_scores(query: torch.Tensor, key: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the scores of an indexer [R, N, S], of queries [R, N, heads, D] with the weights [R, N, heads] of their
+    heads, and keys [R, S, D].
+    """
+    rows, count, keys = *query.shape[:2], key.shape[1]
+    scores, at_once = key.new_zeros(rows, count, keys), max(1, PRODUCTS_AT_ONCE // (rows * count * keys))
+    for own, weight in zip(query.split(at_once, dim=2), weights.split(at_once, dim=2), strict=True):
+        products = (own.flatten(1, 2) @ key.transpose(1, 2)).relu_().unflatten(1, own.shape[1:3])
+        scores += (weight[:, :, None] @ products).squeeze(2)
+    return scores
+
+
+def _largest(scores: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the mask [..., S] of the ``count`` largest scores that ``mask`` shows, of equal ones the first."""
+    scores = scores.masked_fill(~mask, float("-inf"))
+    least = scores.topk(count, sorted=False).values.amin(-1, keepdim=True)
+    above, equal = scores > least, scores == least
+    left = count - above.sum(-1, keepdim=True)
+    return mask & (above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= left)))
 
 
 def _biased(call: AttentionCall, part: _Part) -> torch.Tensor:

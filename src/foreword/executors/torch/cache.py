@@ -16,7 +16,7 @@ class KVLayer:
     """The keys and values of one attention call of the model: which KV group they belong to, and their shape.
 
     slot: the storage slot of a block, unique within the group. values_are_keys: the keys are the values too, and are
-    stored once.
+    stored once. index_dim: the numbers of a token's key of the indexer, 0 without one.
     """
 
     group: int
@@ -25,6 +25,7 @@ class KVLayer:
     key_dim: int
     value_dim: int
     values_are_keys: bool = False
+    index_dim: int = 0
 
     @property
     def num_stored(self) -> int:
@@ -47,16 +48,19 @@ class StateLayer:
 
 
 class PagedCache:
-    """A `BlockStore` of keys and values of every layer with attention, and states of every recurrent layer.
+    """A `BlockStore` of keys and values of every layer with attention, keys of indexers, and states of every recurrent
+    layer.
 
     A block has one storage slot per layer of a KV group. A block belongs to one group at a time, so all groups share
     the pool, and slot j is as large as the largest layer that uses it. The numbers of states follow those of blocks, if
     there are ``num_states``; else a state is in a block. first_state: the number of the first state.
 
     keys, values: for each of ``layers``, views [num_blocks, block_size, num_kv_heads, key_dim or value_dim].
+    index_keys: the same, of indexers, views [num_blocks, block_size, index_dim].
     states: of each of ``recurrent``, float32 [number of states, size].
     scales: of each of ``layers`` with dtype torch.float8_e4m3fn, whose keys and values are these codes as uint8: those
-    of keys and those of values, views float32 [num_blocks, block_size, num_kv_heads]. Empty for another dtype.
+    of keys and those of values, views float32 [num_blocks, block_size, num_kv_heads]. Empty for another dtype. Such a
+    cache has no keys of indexers.
 
     Raise MemoryError if the blocks do not fit.
     """
@@ -85,7 +89,7 @@ class PagedCache:
                 self.states = [self._slots[of.slot].view(torch.float32)[:, : of.size] for of in recurrent]
         except RuntimeError:
             raise MemoryError(f"the KV pool of {num_blocks} blocks does not fit: use fewer") from None
-        self.keys, self.values = [], []
+        self.keys, self.values, self.index_keys = [], [], []
         self.scales: list[tuple[torch.Tensor, torch.Tensor]] = []
         for layer in self.layers:
             keys, values = (block_size * layer.num_kv_heads * dim for dim in (layer.key_dim, layer.stored_value_dim))
@@ -96,10 +100,13 @@ class PagedCache:
                 self.values.append(self.keys[-1])
             else:
                 self.values.append(slot[:, keys : keys + values].unflatten(1, (*shape, layer.value_dim)))
+            end = keys + values
+            index = slot[:, end : end + block_size * layer.index_dim]
+            self.index_keys.append(index.unflatten(1, (block_size, layer.index_dim)))
             if has_scales:
-                count, first = block_size * layer.num_kv_heads, -(-(keys + values) // 4)
-                end = first + layer.num_stored * count
-                scales = slot.view(torch.float32)[:, first:end].unflatten(1, (layer.num_stored, *shape))
+                count, first = block_size * layer.num_kv_heads, -(-end // 4)
+                of_layer = slot.view(torch.float32)[:, first : first + layer.num_stored * count]
+                scales = of_layer.unflatten(1, (layer.num_stored, *shape))
                 self.scales.append((scales[:, 0], scales[:, -1]))
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
@@ -163,13 +170,13 @@ def _bytes_of_one(memory: Sequence[torch.Tensor]) -> int:
 def slot_sizes(
     layers: Sequence[KVLayer], block_size: int, dtype: torch.dtype, recurrent: Sequence[StateLayer] = ()
 ) -> list[int]:
-    """Return the numbers that each storage slot of a block holds, in ``dtype``: keys and values with their scales, or a
-    state.
+    """Return the numbers that each storage slot of a block holds, in ``dtype``: keys and values with their scales and
+    the keys of an indexer, or a state.
     """
     slots = [layer.slot for layer in layers] + [of.slot for of in recurrent]
     sizes = [0] * (1 + max(slots, default=-1))
     for layer in layers:
-        size = block_size * layer.num_kv_heads * (layer.key_dim + layer.stored_value_dim)
+        size = block_size * (layer.num_kv_heads * (layer.key_dim + layer.stored_value_dim) + layer.index_dim)
         if dtype is torch.float8_e4m3fn:
             size = -(-size // 4) * 4 + layer.num_stored * 4 * block_size * layer.num_kv_heads
         sizes[layer.slot] = max(sizes[layer.slot], size)

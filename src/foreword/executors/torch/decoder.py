@@ -25,7 +25,7 @@ from foreword.executors.torch.shard import Shard
 from foreword.executors.torch.step import PagedStep, Step
 from foreword.executors.torch.streams import PerLayerInputs, Streams, StreamUpdate
 from foreword.executors.torch.weights import Linear, Loader
-from foreword.models.spec import AsideSpec, DecoderSpec, MlaSpec, MoeSpec, block_of, projections
+from foreword.models.spec import AsideSpec, DecoderSpec, IndexerSpec, MlaSpec, MoeSpec, block_of, projections
 
 Result = TypeVar("Result")
 StepType = TypeVar("StepType", bound=Step)
@@ -374,8 +374,9 @@ class PagedLayer(AttentionWeights):
         super().__init__(spec, index, load)
         window, softcap = self.layer.sliding_window, spec.attn_softcap
         window, chunk = (None, window) if self.layer.chunked else (window, None)
-        added = {"sinks": self.sinks, "slopes": self.slopes}
-        self._call = AttentionCall(self.index, spec.query_scale, window, chunk, softcap=softcap, **added)
+        self._call = AttentionCall(
+            self.index, spec.query_scale, window, chunk, softcap, sinks=self.sinks, slopes=self.slopes
+        )
         self._writes = self.layer.reads_layer is None
         self._width = self.ends[min(1, len(self.ends) - 1)]  # queries and keys in the outputs of ``inputs``
         self._heads = [self.heads.num_heads, *([self.heads.num_kv_heads] if self._writes else [])]
@@ -443,8 +444,26 @@ class ByHead:
         self.weight = whole.unflatten(0, (heads, -1))
 
 
+class Indexer:
+    """What the indexer of one layer has beside its matrices: see `IndexerSpec`."""
+
+    def __init__(self, of: IndexerSpec, prefix: str, load: Loader) -> None:
+        self.of, name = of, prefix + "index_k_norm"
+        self._norm, self._norm_bias = load(name), load(name + "_bias")
+
+    def heads(self, q: Tensor, key: Tensor) -> Tensor:
+        """Return the queries and, behind them, the key, [T, heads + 1, head_dim], unrotated. q, key: the outputs of
+        their matrices, [T, heads · head_dim] and [T, head_dim].
+        """
+        key = layer_norm(key, key.shape[1:], self._norm, self._norm_bias, self.of.norm_eps)
+        return torch.cat([q.unflatten(1, (self.of.num_heads, -1)), key[:, None]], dim=1)
+
+
 class LatentWeights:
-    """The weights of latent attention of one layer, and what it computes around attention: see `MlaSpec`."""
+    """The weights of latent attention of one layer, and what it computes around attention: see `MlaSpec`.
+
+    indexer: of the layer, None without one.
+    """
 
     def __init__(self, spec: DecoderSpec, mla: MlaSpec, index: int, load: Loader) -> None:
         prefix = f"layers.{index}."
@@ -452,9 +471,15 @@ class LatentWeights:
         self.scale = spec.query_scale
         self.index = cache_index(spec, index)
         biases = (*(["q_a"] if mla.q_rank else []), "kv_a") if spec.qkv_bias else ()
+        own = None if spec.layers[index].takes_chosen else spec.indexer
+        self.indexer = None if own is None else Indexer(own, prefix, load)
+        of_input, of_u = ([], []) if own is None else (["index_k", "index_weights"], ["index_q"])
         gate = ["attn_gate"] if spec.attn_gate else []
-        self.inputs = load.linear(prefix, ["q_a" if mla.q_rank else "q", "kv_a", *gate], biases=biases)
-        self.q = load.linear(prefix, ["q"]) if mla.q_rank else None
+        names = ["q_a" if mla.q_rank else "q", "kv_a", *gate, *of_input]
+        self.inputs = load.linear(prefix, names, biases=biases)
+        self.q = load.linear(prefix, ["q", *of_u]) if mla.q_rank else None
+        widths = dict(zip(names, map(len, self.inputs.outputs), strict=True))
+        self._ends = tuple(accumulate(widths.get(name, 0) for name in (names[0], "kv_a", "attn_gate", "index_k")))
         self.q_norm = load(prefix + "q_a_norm") if mla.q_rank else None
         self.kv_norm = load(prefix + "kv_a_norm") * mla.kv_scale
         self.k_b, self.v_b = (ByHead(prefix + name, spec.num_heads, load) for name in ("k_b", "v_b"))
@@ -462,17 +487,18 @@ class LatentWeights:
         queries = [] if self.q is None else [self.q]
         self.products: list[Changeable] = [self.inputs, *queries, self.k_b, self.v_b, self._output]
 
-    def heads(self, h: Tensor, loras: ProductChanges | None) -> tuple[Tensor, Tensor]:
+    def heads(self, h: Tensor, loras: ProductChanges | None) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Return the queries and, behind them, the key, which is the value too, [T, heads + 1, head_dim], unrotated;
-        and the gates before the sigmoid, [T, heads], or without columns if there are none.
+        the gates before the sigmoid, [T, heads], or without columns if there are none; and those of the indexer, if
+        there is one: its queries and key as the former, and the weights of its queries' heads [T, heads].
         """
-        mla = self.mla
-        num_queries = len(self.inputs.outputs[0])
-        ends = (num_queries, num_queries + mla.rope_dim + mla.kv_rank)
-        q, k, gates = self.inputs(h, loras).tensor_split(ends, dim=1)
+        mla, index = self.mla, None
+        q, k, gates, index_key, weights = self.inputs(h, loras).tensor_split(self._ends, dim=1)
         if self.q is not None:
             assert self.q_norm is not None
             q = self.q(rms_norm(q, self.q_norm.shape, self.q_norm, mla.norm_eps), loras)
+            q, index_q = q.tensor_split([len(self.q.outputs[0])], dim=1)
+            index = None if self.indexer is None else (self.indexer.heads(index_q, index_key), weights)
         q = q.unflatten(1, (self._heads, -1))
         c = torch.cat(
             [k[:, : mla.rope_dim], rms_norm(k[:, mla.rope_dim :], self.kv_norm.shape, self.kv_norm, mla.norm_eps)], 1
@@ -481,7 +507,7 @@ class LatentWeights:
         absorbed = torch.einsum("thn,hnc->thc", nope, self.k_b.weight)
         if loras is not None:
             absorbed = loras.apply_by_head(absorbed, nope, *self.k_b.parts, is_turned=True)
-        return torch.cat([torch.cat([q[..., : mla.rope_dim], absorbed], -1), c[:, None]], 1), gates
+        return torch.cat([torch.cat([q[..., : mla.rope_dim], absorbed], -1), c[:, None]], 1), gates, index
 
     def output(self, a: Tensor, gates: Tensor, loras: ProductChanges | None) -> Tensor:
         """Return [T, hidden] of what attention gives, [T, heads, head_dim]. gates: as `heads` returns them."""
@@ -499,13 +525,18 @@ class LatentLayer(LatentWeights):
 
     def __init__(self, spec: DecoderSpec, mla: MlaSpec, index: int, load: Loader) -> None:
         super().__init__(spec, mla, index, load)
-        self._call = AttentionCall(self.index, self.scale)
+        self._call = AttentionCall(self.index, self.scale, is_chosen=spec.indexer is not None)
 
     def __call__(self, h: Tensor, step: PagedStep) -> Tensor:
-        heads, gates = self.heads(h, step.loras)
-        heads = heads if self.rope is None else step.rotations[self.rope](heads)
+        heads, gates, index = self.heads(h, step.loras)
+        rotation = None if self.rope is None else step.rotations[self.rope]
+        heads = heads if rotation is None else rotation(heads)
         query, key = heads.split([self._heads, 1], dim=1)
         step.attention.write(self.index, key, key)
+        if self.indexer is not None and index is not None:
+            of_index, weights = index
+            of_index = of_index if rotation is None else rotation.of_other_heads(of_index)
+            step.attention.choose(self.index, of_index[:, -1], of_index[:, :-1], weights, self.indexer.of.topk)
         return self.output(step.attention.attend(self._call, query), gates, step.loras)
 
 

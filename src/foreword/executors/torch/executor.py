@@ -147,7 +147,11 @@ def cache_layers(spec: DecoderSpec) -> tuple[list[KVLayer], list[StateLayer]]:
     place = spec.places()
     writing = [(i, layer) for i, layer in enumerate(spec.layers) if layer.has_attention and layer.reads_layer is None]
     shapes = [(place[i], spec.heads_of(layer)) for i, layer in writing]
+    index_dims = [0 if layer.takes_chosen else spec.index_size for _, layer in writing]
     return (
-        [KVLayer(*at, of.num_kv_heads, of.head_dim, of.value_dim, spec.mla is not None) for at, of in shapes],
+        [
+            KVLayer(*at, of.num_kv_heads, of.head_dim, of.value_dim, spec.mla is not None, index_dim)
+            for (at, of), index_dim in zip(shapes, index_dims, strict=True)
+        ],
         [StateLayer(*place[i], layer.recurrent.state_size) for i, layer in enumerate(spec.layers) if layer.recurrent],
     )

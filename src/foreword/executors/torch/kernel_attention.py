@@ -37,8 +37,8 @@ def dot_type(dtype: torch.dtype, device: torch.device) -> str:
 
 class KernelAttention(GatheredAttention):
     """`PagedAttention` that reads the blocks where they are, in one launch per layer. One copy per step tells the
-    kernels the requests and their block tables. Biases, tokens that see later ones, and positions that
-    are spread over ranks are computed as `GatheredAttention` does.
+    kernels the requests and their block tables. Biases, chosen keys, tokens that see later ones, and positions that are
+    spread over ranks are computed as `GatheredAttention` does.
     """
 
     def __init__(self, cache: PagedCache, api: DeviceApi, shard: Shard | None = None) -> None:
@@ -59,8 +59,8 @@ class KernelAttention(GatheredAttention):
     def attend(self, call: AttentionCall, queries: torch.Tensor) -> torch.Tensor:
         """See `PagedAttention.attend`."""
         rows, layer, of = self._rows, call.layer, self.cache.layers[call.layer]
-        has_bias = call.bias is not None or call.slopes is not None
-        if has_bias or not self._is_causal or self._current.is_spread(of.group):
+        has_own_mask = call.bias is not None or call.slopes is not None or call.is_chosen
+        if has_own_mask or not self._is_causal or self._current.is_spread(of.group):
             return super().attend(call, queries)
         assert rows is not None, "begin comes before attend"
         key = queries.shape[1], of.num_kv_heads, of.key_dim, of.value_dim, of.group

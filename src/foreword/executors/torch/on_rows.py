@@ -111,6 +111,10 @@ class DecoderOnRows:
                 f"{spec.architecture} has slopes of scores (ALiBi) or a limit of queries, keys and values, which steps "
                 "on a device lack; use executor='torch'"
             )
+        if spec.indexer is not None:
+            raise ConfigError(
+                f"{spec.architecture} has indexers that choose keys, which steps on a device lack; use executor='torch'"
+            )
         dtype = dtype_of(own.dtype, weights)
         load = Loader(weights, device_of(own.device), dtype, weight_format=own.weight_format)
         self.spec, self.dtype, self.device, self.num_splits = spec, load.dtype, load.device, own.num_splits
@@ -303,7 +307,7 @@ class _RowLatentLayer(LatentWeights):
         attention, cache = memory.layers[self.index]
         queries, out = memory.queries[:T], memory.out[:T]
         rope, rope_rows = (None, None) if self.rope is None else step.rotations[self.rope]
-        qk, gates = self.heads(h, step.loras)
+        qk, gates, _ = self.heads(h, step.loras)
         attention.write(
             qk.flatten(1), queries, cache, num_tokens=T, rope=rope, rope_rows=rope_rows, values_are_keys=True
         )

@@ -30,6 +30,12 @@ class Rotation:
         swapped = torch.cat((x[..., n : 2 * n], x[..., :n], x[..., 2 * n :]), dim=-1)
         return torch.addcmul(x * self.cos, swapped, self.sin)
 
+    def of_other_heads(self, x: Tensor) -> Tensor:
+        """Return x [T, heads, dim], rotated, of heads of any dim that has the pairs."""
+        n = 2 * self.pairs
+        rotated = Rotation(self.pairs, self.cos[..., :n], self.sin[..., :n])(x[..., :n])
+        return torch.cat((rotated, x[..., n:]), dim=-1)
+
 
 class Rotaries:
     """The rotary embeddings of a model's heads on a device. head_dims: of the heads that each of them rotates."""

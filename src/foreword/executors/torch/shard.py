@@ -208,6 +208,11 @@ class Shards:
                 f"context_parallel_size={self.positions.size}: {spec.architecture} has {what}, which ranks cannot "
                 "merge; use 1"
             )
+        if self.positions.size > 1 and spec.indexer is not None:
+            raise ConfigError(
+                f"context_parallel_size={self.positions.size}: {spec.architecture} has indexers that choose among all "
+                "keys, but a rank has its own alone; use 1"
+            )
         layers = tuple(
             layer
             if (of := layer.heads) is None
