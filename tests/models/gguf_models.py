@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "nemotron_h": "nemotron_h", "lfm2_moe": "lfm2moe",
     "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "minicpm3": "minicpm3",
+    "deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa",
     "minicpm": "minicpm", "llama4_text": "llama4", "falcon_h1": "falcon-h1", "glm4_moe": "glm4moe",
     "gemma4_text": "gemma4", "gemma3n_text": "gemma3n", "ernie4_5_moe": "ernie4_5-moe", "olmoe": "olmoe",
     "ministral3": "mistral3", "qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
@@ -127,6 +128,8 @@ BLOCK = {
     "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
     "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
     "feed_forward.gate": "ffn_gate_inp",
+    "self_attn.indexer.wq_b": "indexer.attn_q_b", "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.k_norm": "indexer.k_norm", "self_attn.indexer.weights_proj": "indexer.proj",
     "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
@@ -629,7 +632,12 @@ def latent(architecture, config):
             "attention.key_length_mla": query, "attention.value_length_mla": config["v_head_dim"],
             "attention.head_count_kv": 1,
         }  # fmt: skip
-    return {f"{architecture}.{key}": ("u32", value) for key, value in found.items()}
+    found = {f"{architecture}.{key}": ("u32", value) for key, value in found.items()}
+    if "index_topk" in config:
+        sizes = {"head_count": config["index_n_heads"], "key_length": config["index_head_dim"],
+                 "top_k": config["index_topk"]}  # fmt: skip
+        found |= {f"{architecture}.attention.indexer.{key}": ("u32", value) for key, value in sizes.items()}
+    return found
 
 
 def routed(architecture, config):
@@ -785,7 +793,7 @@ def yarn(rope, architecture):
     if (factor := rope.get("attention_factor")) is not None:
         found["rope.scaling.attn_factor"] = ("f32", factor / (1 + 0.1 * math.log(rope["factor"])))
     if "mscale_all_dim" in rope:
-        share = 0.1 if architecture == "deepseek2" else 1.0
+        share = 0.1 if architecture in ("deepseek2", "deepseek32", "glm-dsa") else 1.0
         found["rope.scaling.yarn_log_multiplier"] = ("f32", share * rope["mscale_all_dim"])
     if "llama_4_scaling_beta" in rope:
         found["attention.temperature_scale"] = ("f32", rope["llama_4_scaling_beta"])

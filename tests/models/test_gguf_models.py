@@ -67,6 +67,7 @@ WITH_TRANSFORMERS_LOGITS = {
     ),
     **dict.fromkeys(("mamba2", "mamba2-plain", "mamba", "mamba-plain", "falcon-mamba-even"), ({}, {})),
     **dict.fromkeys(("jamba", "jamba-dense", "kimi-linear", "bailing-hybrid"), ({}, {})),
+    **dict.fromkeys(("glm-moe-dsa", "glm-moe-dsa-all"), ({}, {})),
     "olmo3": (OLMO3, {}),
     **dict.fromkeys(("llama-biases", "olmo2-biases", "afmoe", "cohere", "cohere2", "olmo", "hunyuan"), ({}, {})),
     "hunyuan-moe": ({key.replace("llama", "hunyuan-moe"): value for key, value in YARN.items()}, {}),
@@ -135,6 +136,11 @@ LIKE_A_DIRECTORY = {
         )
         for kind in ("k_b and v_b apart", "kv_b in one")
     },
+    "deepseek-v32": (
+        {"rope_parameters": MSCALE},
+        {key.replace("deepseek2", "deepseek32"): value for key, value in DEEPSEEK.items()}
+        | {"deepseek32.rope.scaling.yarn_log_multiplier": ("f32", 0.07)},
+    ),
     "phimoe": ({"router_jitter_noise": 0.01}, {}),
     "mimo-v2": (
         {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}, {"mimo2.rope.dimension_count": HALF}

@@ -65,13 +65,11 @@ void LatentStage::make_queries(int thread, const Layer &layer, float factor, Flo
       ctx_.isa.norm_parts(ctx_.first_row(layer, t), latent.q_norm, 0, 1, config_.q_rank, config_.norm_eps, normed);
       return normed;
     });
-    ctx_.products.linear(thread, latent.q_b, in, {0, num_tokens}, queries_.data(), Store::assign, nullptr,
-                         ctx_.shrink(thread, {&latent.q_b}, in));
-    if (index_queries) {
-      const Linear &q = latent.indexer->q;
-      ctx_.products.linear(thread, q, in, {0, num_tokens}, index_queries->data(), Store::assign, nullptr,
-                           ctx_.shrink(thread, {&q}, in));
-    }
+    const Linear *index = index_queries ? &latent.indexer->q : nullptr;
+    const LoraRows loras = index ? ctx_.shrink(thread, {&latent.q_b, index}, in) : ctx_.shrink(thread, {&latent.q_b}, in);
+    const Share all{0, num_tokens};
+    ctx_.products.linear(thread, latent.q_b, in, all, queries_.data(), Store::assign, index, loras);
+    if (index) ctx_.products.linear(thread, *index, in, all, index_queries->data(), Store::assign, nullptr, loras, 1);
     ctx_.pool.barrier();
   }
   const int rope_dim = config_.rope_dim, dim = config_.query_dim();

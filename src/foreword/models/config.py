@@ -19,6 +19,8 @@ O_BIAS = ONLY_IN_GGUF + "o_bias"
 """Whether the last product of attention has a bias, which the tensors of a GGUF file tell."""
 EXPERT_LAYERS = ONLY_IN_GGUF + "expert_layers"
 """The layers with experts, which the tensors of a GGUF file tell."""
+INDEXED_LAYERS = ONLY_IN_GGUF + "indexed_layers"
+"""The layers with an indexer, which the tensors of a GGUF file tell."""
 USE_ITS_CONFIG = "Use the configuration that came with the weights"
 """The fix of most errors about a configuration."""
 
@@ -206,9 +208,10 @@ def config_from_gguf(gguf: GGUF, keys: Keys) -> Config:
             values[key] = any(name.endswith(tensor) for name in gguf.tensors)
     if "laurel_rank" in keys and (left := gguf.tensors.get("blk.0.laurel_l.weight")) is not None:
         values["laurel_rank"] = left.shape[0]
-    if EXPERT_LAYERS in keys:
-        routers = (name.split(".") for name in gguf.tensors if name.endswith(".ffn_gate_inp.weight"))
-        values[EXPERT_LAYERS] = [int(layer) for _, layer, *_ in routers if layer.isdecimal()]
+    for key, tensor in ((EXPERT_LAYERS, ".ffn_gate_inp.weight"), (INDEXED_LAYERS, ".indexer.attn_k.weight")):
+        if key in keys:
+            names_of_layers = (name.split(".") for name in gguf.tensors if name.endswith(tensor))
+            values[key] = [int(layer) for _, layer, *_ in names_of_layers if layer.isdecimal()]
     if "gating" in keys and (gate := gguf.tensors.get("blk.0.attn_gate.weight")) is not None:
         values["gating"] = "per-head" if gate.shape[0] == _first(values.get("num_attention_heads")) else "per-element"
     if "attention_k_eq_v" in keys:

@@ -449,6 +449,9 @@ MODELS = {
         **{**SIZES, **MLA}, **GROUPS, **INDEXER, n_shared_experts=1, q_lora_rank=20, rope_parameters=ROPE,
         indexer_types=["full", "shared", "full", "shared"],
     ),
+    "glm-moe-dsa-all": transformers.GlmMoeDsaConfig(
+        **{**SIZES, **MLA}, **GROUPS, **INDEXER, n_shared_experts=1, q_lora_rank=20, rope_parameters=ROPE,
+    ),
     "glm4-moe-lite": transformers.Glm4MoeLiteConfig(
         **{**SIZES, **MLA}, **{key: value for key, value in GROUPS.items() if key != "first_k_dense_replace"},
         q_lora_rank=20, mlp_layer_types=["dense", "sparse", "dense", "sparse"], rope_parameters=ROPE,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.config import INDEXED_LAYERS, USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
     ATTENTION_BIAS,
     DECODER,
@@ -78,22 +78,40 @@ def _with_indexers(config: Config, architecture: str) -> DecoderSpec:
 
 def _takes_chosen(config: Config) -> list[bool]:
     """Return whether each layer has no indexer: as ``indexer_types`` lists, or the letters of ``index_topk_pattern``,
-    or in a period.
+    or in a period. The tensors of a GGUF file tell; most files have no list.
     """
-    count, letters = num_layers(config), config.value("index_topk_pattern")
-    kinds: Sequence[Any] = config.sequence("indexer_types")
-    if config.value("indexer_types") is None and letters is not None:
-        kinds = [_INDEXERS.get(letter) for letter in letters] if isinstance(letters, str) else letters
-    elif config.value("indexer_types") is None:
-        period, offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
-        kinds = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(count)]
-    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in _INDEXERS.values() for kind in kinds):
+    count = num_layers(config)
+    listed, lettered = config.value("indexer_types"), _lettered(config)
+    period, offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
+    kinds = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(count)]
+    if config.prefix:
+        indexed, given = (
+            config.sequence(INDEXED_LAYERS),
+            [bool(has) for has in config.sequence("indexer_types")[:count]],
+        )
+        kinds = ["full" if i in indexed or not indexed else "shared" for i in range(count)]
+        if given and given != [kind == "full" for kind in kinds]:
+            reason = f"{config.label('indexer_types')} = {given!r:.80} says other layers than the tensors"
+            raise config.error(reason, "Convert the model again")
+    elif listed is not None or lettered is not None:
+        kinds = list(config.sequence("indexer_types")) if listed is not None else lettered or []
+        if lettered not in (None, kinds):
+            raise config.error(f"{_INDEX_LETTERS} says other layers than indexer_types", USE_ITS_CONFIG)
+    if len(kinds) != count or not all(kind in _INDEXERS.values() for kind in kinds):
         raise config.error(
             f"the types of the indexers {kinds!r:.80} are not {count} of full and shared", USE_ITS_CONFIG
         )
     if kinds[0] != "full":
         raise config.error("the first layer has no indexer, and none before it has one", USE_ITS_CONFIG)
     return [kind == "shared" for kind in kinds]
+
+
+def _lettered(config: Config) -> list[Any] | None:
+    """Return the types of ``index_topk_pattern``, a list or a string of their letters; None without it."""
+    value = config.value(_INDEX_LETTERS)
+    if value is None or isinstance(value, str):
+        return None if value is None else [_INDEXERS.get(letter) for letter in value]
+    return list(config.sequence(_INDEX_LETTERS))
 
 
 def axk1(config: Config) -> DecoderSpec:
@@ -300,6 +318,7 @@ def fused_latent_in_gguf(spec: DecoderSpec) -> dict[str, Any]:
 GATING, _FREQUENCY = "*.expert_gating_func", "moe_layer_freq"
 INTERLEAVED = Key("rope_interleave", True, (True, False))
 _INDEX_HEADS, _INDEX_DIM, _INDEX_TOPK = "index_n_heads", "index_head_dim", "index_topk"
+_INDEX_LETTERS = "index_topk_pattern"
 _INDEXERS = {"F": "full", "S": "shared"}
 """The types of indexers by their letters."""
 LATENT_KEYS = (
@@ -357,7 +376,8 @@ _V3 = {
 }
 _V32 = (
     *(*_DEEPSEEK, *NEXT_TOKEN_HEADS, Key("num_nextn_predict_layers", 1, kind=int)),
-    *(Key("mlp_layer_types"), Key("layer_types")),
+    *(Key("mlp_layer_types"), Key("layer_types"), of_gguf(GATING, kind=int, gguf_default=2)),
+    only("rope_interleave", True),
     Key(_INDEX_HEADS, 64, gguf="attention.indexer.head_count"),
     Key(_INDEX_DIM, 128, gguf="attention.indexer.key_length"),
     Key(_INDEX_TOPK, 2048, gguf="attention.indexer.top_k"),
@@ -397,18 +417,23 @@ FAMILIES = {
     "deepseek_v32": Family(
         "DeepSeek V3.2: latent attention to the keys that an indexer chooses",
         deepseek_v32,
-        table(_V32, **_V3),
+        table(_V32, [only("indexer_rope_interleave", False)], **_V3),
         aliases={**LOCAL_ROUTED, "num_experts": "n_routed_experts"},
         names={**LATENT_NAMES, **INDEXER_NAMES},
         interleaved=True,
         fused=latent_rows,
+        gguf="deepseek32",
+        gguf_names=_INDEXER_IN_GGUF,
+        gguf_fused=fused_latent_in_gguf,
+        gguf_interleaved=True,
     ),
     "glm_moe_dsa": Family(
         "GLM 5: latent attention to the keys that an indexer chooses",
         glm_moe_dsa,
         table(
-            *(_V32, [of_gguf(GATING, kind=int), Key("indexer_types"), Key("index_topk_pattern")]),
-            [Key("index_topk_freq", 1), Key("index_skip_topk_offset", 2)],
+            *(_V32, [Key("indexer_types", gguf="attention.indexer.types"), Key(_INDEX_LETTERS)]),
+            [Key("index_topk_freq", 1), Key("index_skip_topk_offset", 2), Key(INDEXED_LAYERS, kind=list)],
+            [only("indexer_rope_interleave", True)],
             **{**_V3, "n_group": 1, "topk_group": 1},
             rms_norm_eps=1e-5,
             q_lora_rank=2048,
