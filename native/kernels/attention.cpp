@@ -255,9 +255,10 @@ void index_scores(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
       copy_tiles(kv, tile, begin, end, s, &chunk);
       for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1];
     }
-    if (bf16_as_f32) stage_bf16(chunk, dim, 0, tiles, s.staged, &chunk);
+    ChunkTiles staged = chunk;
+    if (bf16_as_f32) stage_bf16(chunk, dim, 0, tiles, s.staged, &staged);
     if (kv.format == KVFormat::f32 || bf16_as_f32) {
-      chunk_scores<ScoresF32>(s.q, dim, rows, chunk, tiles, s.scores);
+      chunk_scores<ScoresF32>(s.q, dim, rows, staged, tiles, s.scores);
     } else if (kv.format == KVFormat::bf16) {
       chunk_scores<ScoresBf16>(s.q, dim, rows, chunk, tiles, s.scores);
     } else {

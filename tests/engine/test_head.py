@@ -49,7 +49,7 @@ def prompts_of(model) -> list[list[int]]:
     ("kind", "name", "async_scheduling"),
     [
         *((kind, "qwen3_5", True) for kind in FLOATS),
-        *((KIND, name, False) for name in ("qwen3-next", "deepseek-v3", "glm4-moe", "bailing-hybrid")),
+        *((KIND, name, False) for name in ("qwen3-next", "deepseek-v3", "glm4-moe", "bailing-hybrid", "glm-moe-dsa")),
     ],
 )
 def test_a_head_drafts_what_its_definition_says_and_changes_no_token(kind, name, async_scheduling, tmp_path):

@@ -17,21 +17,22 @@ from models.tiny import random_tensors, write_model
 IN_GGUF = {
     "qwen3-next": {"rope.dimension_count": 4}, "qwen3_5": {"rope.dimension_count": 8}, "deepseek-v3": {},
     "qwen3_5-moe": {"rope.dimension_count": 8}, "glm4-moe": {"rope.dimension_count": 6},
-    "bailing-hybrid": {},
+    "bailing-hybrid": {}, "deepseek-v32": {}, "glm-moe-dsa": {},
 }  # fmt: skip
 """Metadata of the GGUF files of the families with a head."""
 
 
 def head_shapes(name: str) -> dict[str, list[int]]:
-    """Return the last layer with attention of a recorded model as its head."""
+    """Return the last layer with attention of a recorded model as its head; with an indexer, if some have one."""
     shapes = TINY[name]["shapes"]
     hidden = shapes["model.norm.weight"][0]
     numbers = [int(n.split(".")[2]) for n in shapes if ".self_attn." in n or ".attention.kv_b" in n]
+    numbers = [int(n.split(".")[2]) for n in shapes if ".indexer." in n] or numbers
     prefix, own = f"model.layers.{max(numbers)}.", "mtp.layers.0."
     norms = ["mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"]
     projection, copies = "mtp.fc", {}
-    if name in ("deepseek-v3", "glm4-moe", "bailing-hybrid"):
-        own = f"model.layers.{max(numbers) + 1}."
+    if name in ("deepseek-v3", "glm4-moe", "bailing-hybrid", "deepseek-v32", "glm-moe-dsa"):
+        own = f"model.layers.{TINY[name]['config']['num_hidden_layers']}."
         last = "final_layernorm" if name == "bailing-hybrid" else "shared_head.norm"
         norms, projection = [f"{own}{n}" for n in (last, "enorm", "hnorm")], f"{own}eh_proj"
         copies = {f"{own}{n}.weight": shapes["lm_head.weight"] for n in ("embed_tokens", "shared_head.head")}
