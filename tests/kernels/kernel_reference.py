@@ -12,6 +12,7 @@ from foreword.models.spec import (
     ClampedGate,
     DecoderSpec,
     HeadShape,
+    IndexerSpec,
     LayerSpec,
     MlaSpec,
     MoeSpec,
@@ -377,6 +378,13 @@ SPECS: dict[str, DecoderSpec] = {
         mla=MlaSpec(0, 20, 12, 8, 18, kv_scale=1.7),
         layers=(LayerSpec(rope(8)), LayerSpec(rope(8))),
     ),
+    "indexer": tiny_spec(
+        num_kv_heads=1,
+        head_dim=28,
+        mla=MlaSpec(q_rank=24, kv_rank=20, nope_dim=12, rope_dim=8, value_dim=18),
+        indexer=IndexerSpec(num_heads=9, head_dim=20, topk=33, norm_eps=1e-5),
+        layers=(LayerSpec(rope(8)), LayerSpec(rope(8), takes_chosen=True), LayerSpec(rope(8))),
+    ),
     "short_conv": tiny_spec(
         qk_norm=True,
         layers=(
@@ -538,6 +546,7 @@ class Reference:
     spec: DecoderSpec
     weights: dict[str, Tensor]
     merged: dict[str, Floats] = field(default_factory=dict)  # matrices of layers aside
+    chosen: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), np.bool_))  # by the last indexer
 
     def logits(self, tokens: list[int]) -> Floats:
         spec = self.spec
@@ -733,11 +742,29 @@ class Reference:
         rotary = np.repeat(_rotate(kv[:, None, :r], layer.rope), heads, axis=1)
         q, k = np.concatenate([_rotate(q[..., :r], layer.rope), q[..., r:]], -1), np.concatenate([rotary, k], -1)
         s = np.einsum("ihd,jhd->hij", q, k) * self.spec.query_scale
-        e = np.exp(np.where(np.arange(n)[None, :] <= np.arange(n)[:, None], s, -np.inf))
+        seen = np.arange(n)[None, :] <= np.arange(n)[:, None]
+        if self.spec.indexer is not None:
+            if not layer.takes_chosen:
+                self.chosen = self._choose(p, layer, self.spec.indexer, h, u)
+            seen = seen & self.chosen
+        e = np.exp(np.where(seen, s, -np.inf))
         a = np.einsum("hij,jhd->ihd", e / e.sum(-1, keepdims=True), v).reshape(n, -1)
         if self.spec.attn_gate:
             a = (a.reshape(n, heads, -1) / (1 + np.exp(-h @ self._w(p + "attn_gate").T))[..., None]).reshape(n, -1)
         return a @ self._w(p + "o").T + self._bias(p + "o_bias", self.spec.o_bias)
+
+    def _choose(self, p: str, layer: LayerSpec, of: IndexerSpec, h: Floats, u: Floats) -> npt.NDArray[np.bool_]:
+        """Query by query, as the report on DeepSeek V3.2 (arXiv 2512.02556) writes the lightning indexer."""
+        key = h @ self._w(p + "index_k").T
+        key = key - key.mean(-1, keepdims=True)
+        key = key / np.sqrt((key**2).mean(-1, keepdims=True) + of.norm_eps) * self._w(p + "index_k_norm")
+        key = _rotate((key + self._w(p + "index_k_norm_bias"))[:, None], layer.rope)[:, 0]
+        query = _rotate((u @ self._w(p + "index_q").T).reshape(len(h), of.num_heads, of.head_dim), layer.rope)
+        weight, chosen = h @ self._w(p + "index_weights").T, np.zeros((len(h), len(h)), np.bool_)
+        for t in range(len(h)):
+            scores = weight[t] @ np.maximum(query[t] @ key[: t + 1].T, 0)
+            chosen[t, sorted(range(t + 1), key=lambda s: (-scores[s], s))[: of.topk]] = True
+        return chosen
 
     def _recurrent(self, p: str, r: RecurrentSpec, h: Floats) -> Floats:
         """Head by head and token by token, as the papers write it: Mamba 2 (arXiv 2405.21060) with x, B, C, dt, A, D,

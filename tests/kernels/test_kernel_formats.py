@@ -73,6 +73,20 @@ def test_keys_that_are_the_values_in_each_format(kv_format, bound, isa):
     assert run(*floats("latent_of_one_product"), weight_format="fp32", kv_format=kv_format, isa=isa) < bound
 
 
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize(("kv_format", "bound"), [("fp32", 1e-5), ("bf16", 0.02), ("int8", 0.06)])
+def test_an_indexer_chooses_among_keys_in_each_format(kv_format, bound, isa):
+    """Some queries see other keys when scores are nearly equal, so most of the logits tell. The median is 0.005 in bf16
+    and 0.03 in 8 bit, of queries that see all keys 0.005 and 0.02; with keys chosen at random it is 0.9.
+    """
+    spec, weights, want = floats("indexer")
+    got = Driver(spec, weights, weight_format="fp32", kv_format=kv_format, isa=isa).run_alone(
+        "a", tokens_of(spec), [34, *[3] * 12]
+    )
+    errors = [relative_error(logits, want[33 + 3 * i]) for i, logits in enumerate(got)]
+    assert np.median(errors) < bound
+
+
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("quant", BLOCKS)

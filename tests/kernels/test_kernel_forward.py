@@ -51,7 +51,7 @@ def test_parts_of_a_long_prompt_give_its_logits(name):
 
 @pytest.mark.parametrize("block_size", [1, 2, 7, 16, 48])
 @pytest.mark.parametrize("kv_format", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("name", ["gemma", "wide_values"])
+@pytest.mark.parametrize("name", ["gemma", "wide_values", "indexer"])
 def test_any_block_size_holds_the_same_keys(name, block_size, kv_format):
     spec = SPECS[name]
     weights = random_weights(spec)

@@ -34,7 +34,7 @@ def logits_of_merged_weights(name: str, rank: int) -> np.ndarray:
     "name",
     [
         *("llama", "odd_sizes", "qkv_bias", "gemma", "moe", "mamba2", "mamba1", "rg_lru", "gated_delta", "short_conv"),
-        *("scaled_state_biases", "latent", "latent_of_one_product", "latent_experts", "own_inputs", "aside"),
+        *("scaled_state_biases", "latent", "indexer", "latent_of_one_product", "latent_experts", "own_inputs", "aside"),
         *("chunks", "late_experts", "biased_experts", "parallel_experts", "sinks"),
     ],
 )
@@ -86,7 +86,7 @@ class Crowd:
     "name",
     [
         *("llama", "gated_delta", "mamba1", "rg_lru", "aside", "latent", "latent_experts", "own_inputs", "moe"),
-        *("chunks", "late_experts", "sinks"),
+        *("indexer", "chunks", "late_experts", "sinks"),
     ],
 )
 def test_other_requests_and_chunks_do_not_change_a_bit(name, weight_format, isa):
@@ -100,7 +100,9 @@ def test_other_requests_and_chunks_do_not_change_a_bit(name, weight_format, isa)
 
 @pytest.mark.parametrize("num_threads", [1, 3, 7])
 @pytest.mark.parametrize("weight_format", ["fp32", "auto"])
-@pytest.mark.parametrize("name", ["llama", "gated_delta", "mamba1", "latent", "latent_experts", "own_inputs", "moe"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gated_delta", "mamba1", "latent", "indexer", "latent_experts", "own_inputs", "moe"]
+)
 def test_threads_do_not_change_a_bit(name, weight_format, num_threads):
     crowd = Crowd(name, weight_format=weight_format)
     want = crowd.together()
