@@ -207,9 +207,8 @@ XIELU = ".mlp.act_fn."
 AS_FLOATS = (".conv.", "conv1d", "ffn_gate_inp", "ssm_a", "ssm_d", "norm")  # tensors that llama.cpp reads as floats
 EXPRESSIBLE = {
     "apertus": {"hidden_act": "xielu"},
-    **dict.fromkeys(
-        ("deepseek_v3", "deepseek_v32"), {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
-    ),
+    "deepseek_v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    "deepseek_v32": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     "bailing_hybrid": {"kda_safe_gate": True},
     "dots1": {"sliding_window": None, "layer_types": None},
     "falcon_h1": {"mamba_norm_before_gate": False},
