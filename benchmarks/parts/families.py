@@ -107,7 +107,11 @@ def step_bytes(spec: DecoderSpec, weights: Weights, weight_format: Files, shape:
         elif layer.has_mixer:
             heads = spec.heads_of(layer)
             size = heads.head_dim + (0 if spec.mla else heads.value_dim)
-            moved += 2 * (heads.num_kv_heads * size + spec.index_size) * shape.num_context_tokens
+            seen, indexer = shape.num_context_tokens, spec.indexer
+            if indexer is not None:
+                moved += 0 if layer.takes_chosen else 2 * indexer.head_dim * seen
+                seen = min(seen, indexer.topk * shape.num_reqs)
+            moved += 2 * heads.num_kv_heads * size * seen
     return moved
 
 

@@ -192,6 +192,7 @@ inline KVConfig kv_config(const std::string &format, int num_blocks, int block_s
     in_range(value, 1, kMostSize / queries, "value_dim of more_heads");
     more.push_back(HeadShape::of(count, dim, queries, value));
   }
+  if (index_dim && !keys_are_values) throw std::invalid_argument("index_dim: the keys of such layers are their values");
   return {by_name(kKVFormats, format, "KV format"),
           in_range(num_blocks, 1, kMost, "num_blocks"),
           in_range(block_size, 1, kMost, "block_size"),

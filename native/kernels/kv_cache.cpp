@@ -28,15 +28,12 @@ size_t keys_bytes(const KVConfig &c) {
   return most;
 }
 
-// Where the keys of an indexer are in those of a layer: at a whole cache line.
-size_t index_at(const KVConfig &c) { return (product(4, keys_bytes(c)) / 4 + 63) / 64 * 64; }
-
 HeadShape index_shape(const KVConfig &c) { return HeadShape::of(1, c.index_dim, 1, c.index_dim); }
 
 size_t slot_bytes(const KVConfig &c) {
   if (!c.index_dim) return keys_bytes(c);
   const size_t of_token = token_bytes(c.format, index_shape(c).padded_dim);
-  return index_at(c) + product(4 * of_token, size_t(c.block_size)) / 4;
+  return product(2, keys_bytes(c)) / 2 + product(2 * of_token, size_t(c.block_size)) / 2;
 }
 
 size_t state_bytes(const KVConfig &c) {
@@ -90,10 +87,7 @@ KVLayer KVCache::layer(int slot, const HeadShape &heads) const {
 
 KVLayer KVCache::index_layer(int slot) const {
   KVLayer layer = this->layer(slot, index_shape(config_));
-  layer.base += index_at(config_);
-  layer.parts = 1;
-  layer.both_bytes = layer.token_bytes;
-  layer.both_tiles_bytes = layer.tile_bytes;
+  layer.base += keys_bytes(config_);
   return layer;
 }
 

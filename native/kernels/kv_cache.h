@@ -32,7 +32,9 @@ struct KVConfig {
   // States of one request each, whose ids follow those of the blocks. 0: a block also holds such a state.
   int num_states = 0;
   int num_state_slots = 0;
-  int index_dim = 0;  // the size of an indexer's key, one per token of a layer, behind its other keys; 0: there are none
+  // The size of an indexer's key, one per token of a layer, behind its other keys, which are values too. 0: there are
+  // none.
+  int index_dim = 0;
 
   int parts() const { return keys_are_values ? 1 : 2; }
   int num_ids() const { return num_blocks + num_states; }
@@ -49,7 +51,7 @@ class KVCache {
   const KVConfig &config() const { return config_; }
   KVLayer layer(int slot) const { return layer(slot, config_.heads); }
   KVLayer layer(int slot, const HeadShape &heads) const;
-  // The keys of a layer's indexer, as keys of one head without values.
+  // The keys of a layer's indexer, as those of one head.
   KVLayer index_layer(int slot) const;
   // The state of a recurrent layer, recurrent.state_floats() floats.
   float *state(int slot, int32_t id) const;

@@ -297,6 +297,8 @@ class CpuModel:
         gate_limit: float = 0.0,
         latent: dict[str, int] = {},
         latent_eps: float = 0.0,
+        indexer: dict[str, int] = {},
+        indexer_eps: float = 0.0,
         clip_qkv: float = 0.0,
         num_groups: int,
         num_slots: int,
@@ -523,6 +525,7 @@ def kv_bytes(
     keys_are_values: bool = False,
     num_states: int = 0,
     num_state_slots: int = 0,
+    index_dim: int = 0,
 ) -> int:
     """Bytes of a KV pool, computed without allocating it."""
 

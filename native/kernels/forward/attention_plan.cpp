@@ -3,13 +3,6 @@
 namespace foreword::kernels {
 namespace {
 
-// The end of the queries of a request that see all keys before them.
-int dense_end(const ForwardInput &in, int req, int topk) {
-  const int begin = in.query_start_loc[req], end = in.query_start_loc[req + 1];
-  if (!topk || begin == end) return end;
-  return begin + int(std::clamp<int64_t>(topk - in.positions[begin], 0, end - begin));
-}
-
 // Calls tile(task) for the tiles of the queries [begin, end) of a request, the last ones first: its last queries see
 // most keys.
 template <class Tile>
@@ -56,6 +49,12 @@ void bidirectional_tiles(const ForwardInput &in, int req, int max_queries, Atten
 }
 
 }  // namespace
+
+int dense_end(const ForwardInput &in, int req, int topk) {
+  const int begin = in.query_start_loc[req], end = in.query_start_loc[req + 1];
+  if (!topk || begin == end) return end;
+  return begin + int(std::clamp<int64_t>(topk - in.positions[begin], 0, end - begin));
+}
 
 void plan_attention(const ForwardInput &in, int max_queries, AttentionWindow window, int num_kv_heads, int num_threads,
                     int topk, AttentionPlan &plan) {

@@ -41,6 +41,10 @@ struct AttentionPlan {
   int num_partials = 0;
 };
 
+// The end of the queries of a request that see all keys before them; an indexer chooses for those from there on. topk: as
+// below.
+int dense_end(const ForwardInput &input, int req, int topk);
+
 // Tiles of at most `max_queries` queries. With few tiles per thread, the splits of long contexts become tasks of their
 // own. Results do not depend on that choice: splits are merged in the same order. A span is a run of tokens that see
 // each other (`last_seen`), within the window. topk: a query at this position or a later one sees so many keys that an

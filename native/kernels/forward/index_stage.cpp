@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+
+#include "kernels/forward/attention_plan.h"
 
 namespace foreword::kernels {
 namespace {
 
-constexpr int kBatchRows = 16;         // rows whose scores are in memory at once, per thread
-constexpr int64_t kUnitKeys = 1024;    // keys whose scores are one piece of work
+constexpr int kBatchRows = 16;             // rows whose scores are in memory at once, per thread, at most
+constexpr size_t kBatchScores = 1 << 22;   // the scores of these rows, at most, but for a row per thread
+constexpr int64_t kUnitKeys = 1024;        // keys whose scores are one piece of work
 
 // An integer that is larger for a larger number. Both zeros have one.
 int32_t rank_of(float x) {
@@ -56,32 +60,31 @@ void IndexStage::reserve() {
   if (!config_.topk) return;
   const ForwardInput &in = ctx_.input;
   rows_.clear();
-  const int batch = kBatchRows * ctx_.pool.size();
   int64_t longest = 0;
   for (int req = 0; req < in.num_reqs; ++req) {
-    for (int token = in.query_start_loc[req]; token < in.query_start_loc[req + 1]; ++token) {
-      const int64_t count = in.positions[token] + 1;
-      if (count <= config_.topk) continue;
+    for (int token = dense_end(in, req, config_.topk); token < in.query_start_loc[req + 1]; ++token) {
       rows_.push_back({req, token});
-      longest = std::max(longest, count);
+      longest = std::max(longest, in.positions[token] + 1);
     }
   }
   if (rows_.empty()) return;
-  add_units(batch);
+  score_stride_ = size_t(longest + kChunk - 1) / kChunk * kChunk;
+  const int num_threads = ctx_.pool.size();
+  batch_ = std::max(num_threads, int(std::min(size_t(kBatchRows * num_threads), kBatchScores / score_stride_)));
+  add_units();
   queries_.reserve(in.num_tokens);
   rotated_.reserve(int(rows_.size()));
-  score_stride_ = size_t(longest + kChunk - 1) / kChunk * kChunk;
-  scores_.reserve(score_stride_ * std::min(rows_.size(), size_t(batch)));
+  scores_.reserve(score_stride_ * std::min(rows_.size(), size_t(batch_)));
   chosen_.reserve(rows_.size() * size_t(config_.topk));
   for (Buffer<int32_t> &order : order_) order.reserve(size_t(longest));
 }
 
-void IndexStage::add_units(int batch) {
+void IndexStage::add_units() {
   units_.clear(), first_units_.clear();
   const int most = ctx_.isa.attention_queries(attention()), num_rows = int(rows_.size());
   for (int row = 0, count; row < num_rows; row += count) {
-    if (row % batch == 0) first_units_.push_back(int(units_.size()));
-    const int req = rows_[size_t(row)].req, end = std::min({num_rows, row + most, (row / batch + 1) * batch});
+    if (row % batch_ == 0) first_units_.push_back(int(units_.size()));
+    const int req = rows_[size_t(row)].req, end = std::min({num_rows, row + most, (row / batch_ + 1) * batch_});
     for (count = 1; row + count < end && rows_[size_t(row + count)].req == req;) ++count;
     const int64_t keys = ctx_.input.positions[rows_[size_t(row + count - 1)].token] + 1;
     for (int64_t begin = 0; begin < keys; begin += kUnitKeys) {
@@ -130,8 +133,7 @@ void IndexStage::choose(int thread, const Layer &layer) {
   });
   ctx_.pool.barrier();
 
-  const int batch = kBatchRows * ctx_.pool.size();
-  for (int first = 0, nth = 0; first < num_rows; first += batch, ++nth) {
+  for (int first = 0, nth = 0; first < num_rows; first += batch_, ++nth) {
     const int begin = first_units_[size_t(nth)], count = first_units_[size_t(nth) + 1] - begin;
     auto scores = [&](int row) { return scores_.data() + size_t(row - first) * score_stride_; };
     ctx_.pool.divide(thread, all, count, 1, [&](Share part, int) {
@@ -150,7 +152,7 @@ void IndexStage::choose(int thread, const Layer &layer) {
       }
     });
     ctx_.pool.barrier();
-    ctx_.pool.divide(thread, all, std::min(batch, num_rows - first), 1, [&](Share part, int) {
+    ctx_.pool.divide(thread, all, std::min(batch_, num_rows - first), 1, [&](Share part, int) {
       for (int row = first + part.begin; row < first + part.end; ++row) {
         choose_largest(scores(row), in.positions[rows_[size_t(row)].token] + 1, config_.topk,
                        order_[size_t(thread)].data(), chosen_.data() + size_t(row) * size_t(config_.topk));

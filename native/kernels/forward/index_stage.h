@@ -17,10 +17,10 @@ class IndexStage {
   bool is_active() const { return !rows_.empty(); }
   // [T, num_heads · head_dim]: the product of the queries, unrotated.
   FloatRows &queries() { return queries_; }
-  // Writes the keys of all tokens. row(t): the output of the first product of the layer.
+  // Writes the keys of all tokens, from the first product of the layer.
   void store_keys(int thread, const Layer &layer);
-  // Chooses keys for the queries found, whose products are in `queries`, from the keys that were stored before a
-  // barrier. Ends with a barrier. They stay chosen until the next call.
+  // Chooses keys for the queries found. Their products are in `queries`, the keys are stored, and a barrier was passed
+  // before the call. Ends with a barrier. The keys stay chosen until the next call.
   void choose(int thread, const Layer &layer);
   // The positions [topk], upwards, for a query found: its number in the order of tokens.
   const int32_t *chosen(int number) const { return chosen_.data() + size_t(number) * size_t(config_.topk); }
@@ -36,8 +36,8 @@ class IndexStage {
   };
 
   AttentionConfig attention() const;
-  // Divides the scores of rows into units. batch: the number of rows of a batch.
-  void add_units(int batch);
+  // Divides the scores of rows into units.
+  void add_units();
   const float *weights(const Layer &layer, int token) const;
 
   PassContext &ctx_;
@@ -48,6 +48,7 @@ class IndexStage {
   std::vector<Unit> units_;
   std::vector<int> first_units_;  // by batch of rows, the first of its units; then the number of all
   FloatRows queries_, rotated_;   // rotated_: [rows, num_heads · padded_dim]
+  int batch_ = 0;  // rows whose scores are in memory at once
   size_t score_stride_ = 0;
   Buffer<float> scores_;  // [rows of a batch, score_stride_]
   Buffer<int32_t> chosen_;

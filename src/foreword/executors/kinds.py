@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from foreword.errors import ConfigError, shown
 from foreword.executors.encoder import EncoderExecutor
 from foreword.executors.executor import Executor
-from foreword.executors.memory import HostBytes, activation_bytes, num_weights, score_bytes
+from foreword.executors.memory import HostBytes, activation_bytes, index_score_bytes, num_weights, score_bytes
 from foreword.executors.options import (
     DeviceOptions,
     ExecutorOptions,
@@ -181,8 +181,12 @@ class NativeKind(ExecutorKind[NativeOptions]):
         self, spec: DecoderSpec, weights: Weights, options: NativeOptions, *, num_tokens: int, length: int
     ) -> HostBytes:
         from foreword.executors.native import packed_bytes
+        from foreword.executors.nodes import first_nodes
+        from foreword.machine import default_threads
 
-        return HostBytes(packed_bytes(spec, weights, options.weight_format), activation_bytes(spec, num_tokens))
+        num_threads = options.num_threads or default_threads(first_nodes(options.numa_nodes))
+        activations = activation_bytes(spec, num_tokens) + index_score_bytes(spec, num_threads, length)
+        return HostBytes(packed_bytes(spec, weights, options.weight_format), activations)
 
     def weights_key(self, spec: DecoderSpec, weights: Weights, options: NativeOptions) -> str | None:
         from foreword.executors.native import weights_key
@@ -253,9 +257,13 @@ class TorchKind(ExecutorKind[TorchOptions]):
     packages, extra = ("torch",), "torch"
 
     def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: TorchOptions) -> float:
+        from foreword.executors.torch.cache import slot_sizes
+        from foreword.executors.torch.executor import cache_layers
         from foreword.executors.torch.options import dtype_of
 
-        return int(dtype_of(options.dtype, weights).itemsize)
+        dtype = dtype_of(options.dtype, weights)
+        stored = sum(slot_sizes(cache_layers(spec)[0], 1, dtype))  # layers that take what others choose have less
+        return int(dtype.itemsize) * stored / max(spec.num_slots * spec.token_size, 1)
 
     def host_bytes(
         self, spec: DecoderSpec, weights: Weights, options: TorchOptions, *, num_tokens: int, length: int

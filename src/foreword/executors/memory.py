@@ -12,6 +12,9 @@ ROW_PADDING = 64
 """A row of the native executor has a multiple of so many floats: kRowPadding in native/kernels/memory.h."""
 
 
+_BATCH_SCORES = 1 << 22
+
+
 class HostBytes(NamedTuple):
     """weights: as the executor holds them. activations: of the largest step, logits not included."""
 
@@ -64,7 +67,16 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     return 4 * num_tokens * (4 * spec.hidden_size + widest)
 
 
+def index_score_bytes(spec: DecoderSpec, num_threads: int, length: int) -> int:
+    """Return the bytes of the scores of a native indexer: of a batch of rows, `kBatchScores` in
+    native/kernels/forward/index_stage.cpp or at least a row for each thread; and of each thread its ranks.
+    """
+    if spec.indexer is None:
+        return 0
+    return 4 * (max(min(_BATCH_SCORES, 16 * num_threads * length), num_threads * length) + num_threads * length)
+
+
 def score_bytes(spec: DecoderSpec, num_tokens: int, length: int) -> int:
     """Return the bytes of the scores and the weights of an attention that writes those of one request whole."""
-    num_heads = max(shape.num_heads for shape in spec.head_shapes)
+    num_heads = max(*(shape.num_heads for shape in spec.head_shapes), spec.indexer.num_heads if spec.indexer else 0)
     return 2 * 4 * num_heads * min(num_tokens, length) * length

@@ -216,9 +216,8 @@ class NumpyExecutor(TransferPagedExecutor):
         self.spec, self.weight = spec, FloatWeights(weights)
         self.groups, self.places = spec.kv_groups(), spec.places()
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)  # the residual stream of the last step
-        self._chosen: list[
-            Bools
-        ] = []  # of each request in a step, [its tokens, keys]: those that the last indexer chose
+        # The keys that the last indexer chose for each request of a step: [its tokens, keys].
+        self._chosen: list[Bools] = []
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """Compute the batch, write its keys and values, and return the logits [L, V] at ``logits_indices``."""

@@ -20,7 +20,7 @@ O_BIAS = ONLY_IN_GGUF + "o_bias"
 EXPERT_LAYERS = ONLY_IN_GGUF + "expert_layers"
 """The layers with experts, which the tensors of a GGUF file tell."""
 INDEXED_LAYERS = ONLY_IN_GGUF + "indexed_layers"
-"""The layers with an indexer, which the tensors of a GGUF file tell."""
+"""The layers that have tensors of an indexer in a GGUF file."""
 USE_ITS_CONFIG = "Use the configuration that came with the weights"
 """The fix of most errors about a configuration."""
 

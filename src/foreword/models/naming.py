@@ -32,7 +32,7 @@ from foreword.models.files import FileRows, OrderedRows, TransposedRows
 from foreword.models.gguf import GGUF
 from foreword.models.mlx_names import LATENTS, expert_names
 from foreword.models.pooling import GGUF_DENSE, PoolingSpec
-from foreword.models.spec import DecoderSpec, MlaSpec, weight_names
+from foreword.models.spec import INDEXER, DecoderSpec, MlaSpec, weight_names
 from foreword.models.vision_spec import VisionSpec, vision_weight_names
 from foreword.models.weights import Tensor, float_tensor
 
@@ -273,13 +273,16 @@ def _dense_names(pooling: PoolingSpec | None) -> dict[str, str]:
 
 
 def _unread(spec: DecoderSpec, names: Mapping[str, str | Rows], numbers: Sequence[int] | None = None) -> set[str]:
-    """Return the tensors of keys and values that layers would have if they did not read those of others, and those that
-    experts would have whose output is their input.
+    """Return the tensors of keys and values that layers would have if they did not read those of others, those of
+    indexers that layers would have if they did not take what others choose, and those that experts would have whose
+    output is their input.
     """
     found: list[str] = []
     for i, layer in enumerate(spec.layers):
         if layer.reads_layer is not None:
             found += [f"layers.{i}.{part}" for part in ("k", "v", "k_norm")]
+        if layer.takes_chosen:
+            found += [f"layers.{i}.{part}" for part in INDEXER]
         if (moe := layer.experts) is not None:
             own = range(moe.num_experts, moe.num_choices)
             found += [f"layers.{i}.experts.{e}.{part}" for e in own for part in ("gate", "up", "down")]
@@ -408,8 +411,8 @@ def reorder_rows(
     if spec.mla is not None:
         _rotary_parts_first(weights, spec, spec.mla, is_interleaved=is_interleaved)
     if spec.indexer is not None and spec.mla is not None and is_interleaved and of_indexer:
-        parts = ("index_q", "index_k", "index_k_norm", "index_k_norm_bias")
-        for name in (f"layers.{i}.{part}" for i in range(spec.num_layers) for part in parts):
+        rotated = [part for part in INDEXER if part != "index_weights"]
+        for name in (f"layers.{i}.{part}" for i in range(spec.num_layers) for part in rotated):
             if name in weights:
                 weights[name] = split_halves(weights[name], spec.indexer.head_dim, spec.mla.rope_dim)
     for name, head_dim, rotated in _interleaved(spec) if is_interleaved else ():

@@ -69,6 +69,8 @@ Scoring = Literal["softmax", "sigmoid"]
 
 XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 """The weights of xIELU in a layer, a number each."""
+INDEXER = ("index_q", "index_k", "index_k_norm", "index_k_norm_bias", "index_weights")
+"""The weights of an indexer in a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -740,10 +742,9 @@ def _latent_attention(spec: DecoderSpec, p: str, mla: MlaSpec) -> Iterator[tuple
 
 def _indexer(spec: DecoderSpec, of: IndexerSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     assert spec.mla is not None
-    yield "index_q", (of.num_heads * of.head_dim, spec.mla.q_rank)
-    yield "index_k", (of.head_dim, spec.hidden_size)
-    yield from (("index_k_norm", (of.head_dim,)), ("index_k_norm_bias", (of.head_dim,)))
-    yield "index_weights", (of.num_heads, spec.hidden_size)
+    d, dim = spec.hidden_size, of.head_dim
+    shapes = (of.num_heads * dim, spec.mla.q_rank), (dim, d), (dim,), (dim,), (of.num_heads, d)
+    yield from zip(INDEXER, shapes, strict=True)
 
 
 def _experts(spec: DecoderSpec, p: str, moe: MoeSpec) -> Iterator[tuple[str, tuple[int, ...]]]:

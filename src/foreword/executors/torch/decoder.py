@@ -445,18 +445,20 @@ class ByHead:
 
 
 class Indexer:
-    """What the indexer of one layer has beside its matrices: see `IndexerSpec`."""
+    """The indexer of one layer but for the matrix of its queries: see `IndexerSpec`. Its small matrices are floats."""
 
     def __init__(self, of: IndexerSpec, prefix: str, load: Loader) -> None:
         self.of, name = of, prefix + "index_k_norm"
+        self.inputs = load.linear(prefix, ["index_k", "index_weights"], dtype=load.dtype)
         self._norm, self._norm_bias = load(name), load(name + "_bias")
 
-    def heads(self, q: Tensor, key: Tensor) -> Tensor:
-        """Return the queries and, behind them, the key, [T, heads + 1, head_dim], unrotated. q, key: the outputs of
-        their matrices, [T, heads · head_dim] and [T, head_dim].
+    def heads(self, q: Tensor, h: Tensor, loras: ProductChanges | None) -> tuple[Tensor, Tensor]:
+        """Return the queries and, behind them, the key, [T, heads + 1, head_dim], unrotated; and the weights of the
+        queries' heads [T, heads]. q: the output of their matrix, [T, heads · head_dim].
         """
+        key, weights = self.inputs(h, loras).split([self.of.head_dim, self.of.num_heads], dim=1)
         key = layer_norm(key, key.shape[1:], self._norm, self._norm_bias, self.of.norm_eps)
-        return torch.cat([q.unflatten(1, (self.of.num_heads, -1)), key[:, None]], dim=1)
+        return torch.cat([q.unflatten(1, (self.of.num_heads, -1)), key[:, None]], dim=1), weights
 
 
 class LatentWeights:
@@ -473,19 +475,16 @@ class LatentWeights:
         biases = (*(["q_a"] if mla.q_rank else []), "kv_a") if spec.qkv_bias else ()
         own = None if spec.layers[index].takes_chosen else spec.indexer
         self.indexer = None if own is None else Indexer(own, prefix, load)
-        of_input, of_u = ([], []) if own is None else (["index_k", "index_weights"], ["index_q"])
         gate = ["attn_gate"] if spec.attn_gate else []
-        names = ["q_a" if mla.q_rank else "q", "kv_a", *gate, *of_input]
-        self.inputs = load.linear(prefix, names, biases=biases)
-        self.q = load.linear(prefix, ["q", *of_u]) if mla.q_rank else None
-        widths = dict(zip(names, map(len, self.inputs.outputs), strict=True))
-        self._ends = tuple(accumulate(widths.get(name, 0) for name in (names[0], "kv_a", "attn_gate", "index_k")))
+        self.inputs = load.linear(prefix, ["q_a" if mla.q_rank else "q", "kv_a", *gate], biases=biases)
+        self.q = load.linear(prefix, ["q", *([] if own is None else ["index_q"])]) if mla.q_rank else None
         self.q_norm = load(prefix + "q_a_norm") if mla.q_rank else None
         self.kv_norm = load(prefix + "kv_a_norm") * mla.kv_scale
         self.k_b, self.v_b = (ByHead(prefix + name, spec.num_heads, load) for name in ("k_b", "v_b"))
         self._output = load.linear(prefix, ["o"], biases=["o"] if spec.o_bias else ())
         queries = [] if self.q is None else [self.q]
-        self.products: list[Changeable] = [self.inputs, *queries, self.k_b, self.v_b, self._output]
+        index = [] if self.indexer is None else [self.indexer.inputs]
+        self.products: list[Changeable] = [self.inputs, *queries, *index, self.k_b, self.v_b, self._output]
 
     def heads(self, h: Tensor, loras: ProductChanges | None) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Return the queries and, behind them, the key, which is the value too, [T, heads + 1, head_dim], unrotated;
@@ -493,12 +492,14 @@ class LatentWeights:
         there is one: its queries and key as the former, and the weights of its queries' heads [T, heads].
         """
         mla, index = self.mla, None
-        q, k, gates, index_key, weights = self.inputs(h, loras).tensor_split(self._ends, dim=1)
+        num_queries = len(self.inputs.outputs[0])
+        ends = (num_queries, num_queries + mla.rope_dim + mla.kv_rank)
+        q, k, gates = self.inputs(h, loras).tensor_split(ends, dim=1)
         if self.q is not None:
             assert self.q_norm is not None
             q = self.q(rms_norm(q, self.q_norm.shape, self.q_norm, mla.norm_eps), loras)
             q, index_q = q.tensor_split([len(self.q.outputs[0])], dim=1)
-            index = None if self.indexer is None else (self.indexer.heads(index_q, index_key), weights)
+            index = None if self.indexer is None else self.indexer.heads(index_q, h, loras)
         q = q.unflatten(1, (self._heads, -1))
         c = torch.cat(
             [k[:, : mla.rope_dim], rms_norm(k[:, mla.rope_dim :], self.kv_norm.shape, self.kv_norm, mla.norm_eps)], 1

@@ -31,7 +31,7 @@ class Rotation:
         return torch.addcmul(x * self.cos, swapped, self.sin)
 
     def of_other_heads(self, x: Tensor) -> Tensor:
-        """Return x [T, heads, dim], rotated, of heads of any dim that has the pairs."""
+        """Return x [T, heads, dim], rotated, of heads of another size, whose first dimensions are the pairs."""
         n = 2 * self.pairs
         rotated = Rotation(self.pairs, self.cos[..., :n], self.sin[..., :n])(x[..., :n])
         return torch.cat((rotated, x[..., n:]), dim=-1)

@@ -65,53 +65,74 @@ def _with_indexers(config: Config, architecture: str) -> DecoderSpec:
     dense = config.get("first_k_dense_replace", int)
     spec = _deepseek(config, architecture, sparse_flags(config, dense), grouped=True)
     indexer = IndexerSpec(
-        config.size(_INDEX_HEADS, most=1 << 12), config.size(_INDEX_DIM, most=1 << 12), config.size(_INDEX_TOPK)
+        config.size(_INDEX_HEADS, most=1 << 9), config.size(_INDEX_DIM, most=1 << 12), config.size(_INDEX_TOPK)
     )
     assert spec.mla is not None
     if not spec.mla.q_rank:
-        raise config.error("the indexer needs a q_lora_rank", USE_ITS_CONFIG)
+        raise config.error(f"{config.label('q_lora_rank')} is null, and the indexer reads its product", USE_ITS_CONFIG)
     if indexer.head_dim < spec.mla.rope_dim:
-        reason = f"{config.label(_INDEX_DIM)} = {indexer.head_dim} is below the {spec.mla.rope_dim} that are rotated"
+        rotated = config.label(ROTARY_DIM if config.prefix else "qk_rope_head_dim")
+        reason = f"{config.label(_INDEX_DIM)} = {indexer.head_dim} is below {rotated} = {spec.mla.rope_dim}"
         raise config.error(reason, USE_ITS_CONFIG)
     return replace(spec, indexer=indexer)
 
 
 def _takes_chosen(config: Config) -> list[bool]:
-    """Return whether each layer has no indexer: as ``indexer_types`` lists, or the letters of ``index_topk_pattern``,
-    or in a period. The tensors of a GGUF file tell; most files have no list.
+    """Return whether each layer has no indexer: as ``indexer_types`` lists, else ``index_topk_pattern``, else in a
+    period. Most GGUF files have no list: then the layers that have tensors of an indexer have one, but for GLM 5.2 and
+    later, whose files may have such tensors everywhere.
     """
-    count = num_layers(config)
-    listed, lettered = config.value("indexer_types"), _lettered(config)
-    period, offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
-    kinds = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(count)]
+    count, lettered = num_layers(config), _lettered(config)
+    period, offset = max(config.count(_INDEX_FREQ), 1), config.count("index_skip_topk_offset")
     if config.prefix:
-        indexed, given = (
-            config.sequence(INDEXED_LAYERS),
-            [bool(has) for has in config.sequence("indexer_types")[:count]],
-        )
-        kinds = ["full" if i in indexed or not indexed else "shared" for i in range(count)]
-        if given and given != [kind == "full" for kind in kinds]:
-            reason = f"{config.label('indexer_types')} = {given!r:.80} says other layers than the tensors"
+        return _takes_chosen_in_gguf(config, count)
+    kinds = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(count)]
+    if config.value(_INDEXER_TYPES) is not None:
+        kinds = list(config.sequence(_INDEXER_TYPES))
+        if len(kinds) != count or not all(kind in _INDEXERS.values() for kind in kinds):
+            reason = f"{_INDEXER_TYPES} = {kinds!r:.80} is not {count} of 'full' and 'shared'"
+            raise config.error(reason, USE_ITS_CONFIG)
+    elif lettered is not None:
+        kinds = lettered
+    return _taking(config, [kind == "full" for kind in kinds])
+
+
+def _taking(config: Config, indexed: Sequence[bool]) -> list[bool]:
+    if not indexed[0]:
+        keys = (_INDEXER_TYPES, _INDEX_LETTERS, _INDEX_FREQ, "index_skip_topk_offset")
+        given = ", ".join(f"{config.label(key)} = {value!r:.80}" for key in keys if (value := config.value(key)))
+        raise config.error(f"the first layer has no indexer, and none before it has one: {given}", USE_ITS_CONFIG)
+    return [not has for has in indexed]
+
+
+def _takes_chosen_in_gguf(config: Config, count: int) -> list[bool]:
+    """Return the same for a GGUF file. As in llama.cpp, a model of 2^20 positions or more without a list is GLM 5.2: of
+    four layers after the third, one has an indexer.
+    """
+    found, given = set(config.sequence(INDEXED_LAYERS)), config.value(_INDEXER_TYPES)
+    indexed = [i in found or not found for i in range(count)]
+    if given is not None:
+        listed = config.sequence(_INDEXER_TYPES)
+        if len(listed) < count or any(one not in (0, 1) or isinstance(one, float) for one in listed):
+            reason = f"{config.label(_INDEXER_TYPES)} = {listed!r:.80} is not a flag for each of {count} layers"
             raise config.error(reason, "Convert the model again")
-    elif listed is not None or lettered is not None:
-        kinds = list(config.sequence("indexer_types")) if listed is not None else lettered or []
-        if lettered not in (None, kinds):
-            raise config.error(f"{_INDEX_LETTERS} says other layers than indexer_types", USE_ITS_CONFIG)
-    if len(kinds) != count or not all(kind in _INDEXERS.values() for kind in kinds):
-        raise config.error(
-            f"the types of the indexers {kinds!r:.80} are not {count} of full and shared", USE_ITS_CONFIG
-        )
-    if kinds[0] != "full":
-        raise config.error("the first layer has no indexer, and none before it has one", USE_ITS_CONFIG)
-    return [kind == "shared" for kind in kinds]
+        indexed = [bool(one) for one in listed[:count]]
+    elif all(indexed) and config.size("max_position_embeddings") >= _POSITIONS_OF_52:
+        indexed = [i < 3 or (i - 2) % 4 == 0 for i in range(count)]
+    return _taking(config, indexed)
 
 
-def _lettered(config: Config) -> list[Any] | None:
-    """Return the types of ``index_topk_pattern``, a list or a string of their letters; None without it."""
+def _lettered(config: Config) -> list[str] | None:
+    """Return the types of ``index_topk_pattern``, a list of them or a string of their letters; None without it."""
     value = config.value(_INDEX_LETTERS)
-    if value is None or isinstance(value, str):
-        return None if value is None else [_INDEXERS.get(letter) for letter in value]
-    return list(config.sequence(_INDEX_LETTERS))
+    if value is None:
+        return None
+    kinds = [_INDEXERS.get(letter) for letter in value] if isinstance(value, str) else config.sequence(_INDEX_LETTERS)
+    found = [kind for kind in kinds if kind in _INDEXERS.values()]
+    if len(found) != len(kinds) or len(found) != num_layers(config):
+        reason = f"{_INDEX_LETTERS} = {value!r:.80} is not {num_layers(config)} of F and S, or of 'full' and 'shared'"
+        raise config.error(reason, USE_ITS_CONFIG)
+    return found
 
 
 def axk1(config: Config) -> DecoderSpec:
@@ -318,7 +339,8 @@ def fused_latent_in_gguf(spec: DecoderSpec) -> dict[str, Any]:
 GATING, _FREQUENCY = "*.expert_gating_func", "moe_layer_freq"
 INTERLEAVED = Key("rope_interleave", True, (True, False))
 _INDEX_HEADS, _INDEX_DIM, _INDEX_TOPK = "index_n_heads", "index_head_dim", "index_topk"
-_INDEX_LETTERS = "index_topk_pattern"
+_INDEXER_TYPES, _INDEX_LETTERS, _INDEX_FREQ = "indexer_types", "index_topk_pattern", "index_topk_freq"
+_POSITIONS_OF_52 = 1 << 20
 _INDEXERS = {"F": "full", "S": "shared"}
 """The types of indexers by their letters."""
 LATENT_KEYS = (
@@ -417,7 +439,11 @@ FAMILIES = {
     "deepseek_v32": Family(
         "DeepSeek V3.2: latent attention to the keys that an indexer chooses",
         deepseek_v32,
-        table(_V32, [only("indexer_rope_interleave", False)], **_V3),
+        table(
+            *(_V32, [only("indexer_rope_interleave", False), only_in_gguf("attention.indexer.types", None)]),
+            [only(_INDEX_FREQ, 1), *(only(name, None) for name in (_INDEXER_TYPES, _INDEX_LETTERS))],
+            **_V3,
+        ),
         aliases={**LOCAL_ROUTED, "num_experts": "n_routed_experts"},
         names={**LATENT_NAMES, **INDEXER_NAMES},
         interleaved=True,
@@ -431,8 +457,8 @@ FAMILIES = {
         "GLM 5: latent attention to the keys that an indexer chooses",
         glm_moe_dsa,
         table(
-            *(_V32, [Key("indexer_types", gguf="attention.indexer.types"), Key(_INDEX_LETTERS)]),
-            [Key("index_topk_freq", 1), Key("index_skip_topk_offset", 2), Key(INDEXED_LAYERS, kind=list)],
+            *(_V32, [Key(_INDEXER_TYPES, gguf="attention.indexer.types"), Key(_INDEX_LETTERS)]),
+            [Key(_INDEX_FREQ, 1), Key("index_skip_topk_offset", 2), Key(INDEXED_LAYERS, kind=list)],
             [only("indexer_rope_interleave", True)],
             **{**_V3, "n_group": 1, "topk_group": 1},
             rms_norm_eps=1e-5,

@@ -43,5 +43,10 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
         rank = b.shape[-1]
         changes = pairs_of(path, name, modules[name], a, b, alpha / rank if alpha else 1.0)
         pairs = joined(path, pairs, changes, name)
-    order = {"is_interleaved": family.gguf_interleaved, "of_indexer": family.interleaved_indexer}
-    return in_order(LoraAdapter(path, pairs), spec, **order, is_tiled=family.gguf_tiled)
+    return in_order(
+        LoraAdapter(path, pairs),
+        spec,
+        is_interleaved=family.gguf_interleaved,
+        of_indexer=family.interleaved_indexer,
+        is_tiled=family.gguf_tiled,
+    )

@@ -36,8 +36,9 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapte
         numbers = family.numbers(spec)
         parameters = parameters_of(spec, names, numbers, family.peft_swaps_experts)
         adapter = read_peft(path, modules_of(spec, names, numbers), {**_OF_TEXT, **family.renamed}, parameters)
-        order = {"is_interleaved": family.interleaved, "of_indexer": family.interleaved_indexer}
-        return in_order(adapter, spec, **order, is_tiled=False)
+        return in_order(
+            adapter, spec, is_interleaved=family.interleaved, of_indexer=family.interleaved_indexer, is_tiled=False
+        )
 
     return _read_unchanged(Path(path), read)
 
