@@ -411,8 +411,8 @@ def reorder_rows(
     if spec.mla is not None:
         _rotary_parts_first(weights, spec, spec.mla, is_interleaved=is_interleaved)
     if spec.indexer is not None and spec.mla is not None and is_interleaved and of_indexer:
-        rotated = [part for part in INDEXER if part != "index_weights"]
-        for name in (f"layers.{i}.{part}" for i in range(spec.num_layers) for part in rotated):
+        parts = [part for part in INDEXER if part != "index_weights"]
+        for name in (f"layers.{i}.{part}" for i in range(spec.num_layers) for part in parts):
             if name in weights:
                 weights[name] = split_halves(weights[name], spec.indexer.head_dim, spec.mla.rope_dim)
     for name, head_dim, rotated in _interleaved(spec) if is_interleaved else ():

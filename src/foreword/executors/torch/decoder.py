@@ -483,8 +483,8 @@ class LatentWeights:
         self.k_b, self.v_b = (ByHead(prefix + name, spec.num_heads, load) for name in ("k_b", "v_b"))
         self._output = load.linear(prefix, ["o"], biases=["o"] if spec.o_bias else ())
         queries = [] if self.q is None else [self.q]
-        index = [] if self.indexer is None else [self.indexer.inputs]
-        self.products: list[Changeable] = [self.inputs, *queries, *index, self.k_b, self.v_b, self._output]
+        indexers = [] if self.indexer is None else [self.indexer.inputs]
+        self.products: list[Changeable] = [self.inputs, *queries, *indexers, self.k_b, self.v_b, self._output]
 
     def heads(self, h: Tensor, loras: ProductChanges | None) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Return the queries and, behind them, the key, which is the value too, [T, heads + 1, head_dim], unrotated;

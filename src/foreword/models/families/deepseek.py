@@ -127,9 +127,10 @@ def _lettered(config: Config) -> list[str] | None:
     value = config.value(_INDEX_LETTERS)
     if value is None:
         return None
-    kinds = [_INDEXERS.get(letter) for letter in value] if isinstance(value, str) else config.sequence(_INDEX_LETTERS)
-    found = [kind for kind in kinds if kind in _INDEXERS.values()]
-    if len(found) != len(kinds) or len(found) != num_layers(config):
+    listed = value if isinstance(value, str) else config.sequence(_INDEX_LETTERS)
+    kinds = _INDEXERS if isinstance(value, str) else {kind: kind for kind in _INDEXERS.values()}
+    found = [kinds[one] for one in listed if isinstance(one, str) and one in kinds]
+    if len(found) != len(listed) or len(found) != num_layers(config):
         reason = f"{_INDEX_LETTERS} = {value!r:.80} is not {num_layers(config)} of F and S, or of 'full' and 'shared'"
         raise config.error(reason, USE_ITS_CONFIG)
     return found
