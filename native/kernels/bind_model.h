@@ -213,7 +213,9 @@ class CpuModel {
     }
     layer.sliding_window = integer(d, "sliding_window", 0, INT32_MAX);
     layer.chunked = flag(d, "chunked") && layer.sliding_window;
-    if (c.index.topk && layer.sliding_window) throw std::invalid_argument("sliding_window: an indexer chooses the keys");
+    if (c.index.topk && layer.sliding_window) {
+      throw std::invalid_argument("sliding_window: an indexer chooses the keys");
+    }
     layer.beside = flag(d, "beside");
     if (layer.beside && (model_.layers.empty() || model_.layers.back().qkv.parts.empty() ||
                          model_.layers.back().mlp || model_.layers.back().moe)) {

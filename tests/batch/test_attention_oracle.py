@@ -13,13 +13,15 @@ from batch_rig import states_and_buffers
 
 from foreword.batch import KVGroup, NewRequest, prepare_inputs
 from foreword.batch.adapters import (
+    chosen_slots,
     chunked_local,
     common_attention_metadata,
     dense_inputs,
+    indexer_inputs,
     nano_vllm_context,
     token_tables,
 )
-from foreword.errors import ConfigError
+from foreword.errors import ConfigError, PlanError
 
 HEAD = 4
 GROUPS = [
@@ -239,7 +241,25 @@ def masked(step, g):
     return out
 
 
-KERNELS = [flash_attn, flashinfer, page_size_one, dense, nano_vllm, by_common_attention_metadata, masked]
+def chosen(step, g):
+    """An indexer that chooses all keys in its ranges, in any order, and attention to what is in their slots."""
+    batch, a = step.batch, indexer_inputs(step.batch, g)
+    begin, end = a.key_ranges.T
+    choice, rng = np.full((batch.num_tokens, int((end - begin).max()) + 2), -1), np.random.default_rng(0)
+    for t, b in enumerate(batch.req_indices):
+        assert a.cu_seqlens_k[b] <= begin[t] < end[t] <= a.cu_seqlens_k[b + 1]
+        at = rng.permutation(choice.shape[1])[: end[t] - begin[t]]
+        choice[t, at] = np.arange(begin[t], end[t]) - a.cu_seqlens_k[b]
+    slots = chosen_slots(batch, choice, g)
+    assert np.array_equal(chosen_slots(batch, choice, g, np.zeros_like(slots)), slots)
+    assert np.array_equal(slots < 0, choice < 0)
+    return np.array([
+        softmax_attention(q, *(cache[own[own >= 0]] for cache in step.caches[g]))
+        for q, own in zip(step.q, slots, strict=True)
+    ])  # fmt: skip
+
+
+KERNELS = [flash_attn, flashinfer, page_size_one, dense, nano_vllm, by_common_attention_metadata, masked, chosen]
 
 
 @pytest.mark.one_in(13)
@@ -254,6 +274,17 @@ def test_attention_from_the_adapters_arguments_is_plain_attention(kernel, kinds)
         step = random_step(seed, kinds, pad=seed % 3 == 0)
         for g in range(len(GROUPS)):
             assert np.allclose(kernel(step, g), step.plain[g], rtol=1e-9), (seed, g)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1, "at a position that its token sees"), (-2, "−1 … 0")])
+def test_a_chosen_key_that_its_token_does_not_see_is_refused(value, expected):
+    batch = random_step(3, ("prefill",)).batch
+    choice = np.zeros((batch.num_tokens, 2), np.int32)
+    choice[0, 1] = value
+    with pytest.raises(PlanError, match=expected):
+        chosen_slots(batch, choice)
+    with pytest.raises(PlanError, match="a row for each token"):
+        chosen_slots(batch, choice[1:])
 
 
 # -- chunked-local attention --------------------------------------------------

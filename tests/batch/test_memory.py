@@ -36,6 +36,7 @@ from foreword.batch.adapters import (
     common_attention_metadata,
     flash_attn_varlen,
     flashinfer_plan,
+    indexer_inputs,
     nano_vllm_context,
     sglang_forward_batch,
     token_tables,
@@ -108,7 +109,7 @@ def outputs(batch: InputBatch, spread: bool = False) -> dict[str, np.ndarray]:
                 ("common", common_attention_metadata(batch, g, num_logits_padded=T))]  # fmt: skip
         if not spread:
             made += [("tokens", token_tables(batch, g)), ("ascend", ascend_metadata(batch, g))]
-            made += [("nano", nano_vllm_context(batch, g))]
+            made += [("nano", nano_vllm_context(batch, g)), ("indexer", indexer_inputs(batch, g))]
             made += [("sglang", sglang_forward_batch(batch, g))] if not len(batch.draft_token_ids) else []
             made += [("local", chunked_local(batch, 2 * batch.states.block_tables[g].tokens_per_block, g))]
         forms |= {f"{kind} {name}": getattr(form, name) for kind, form in made for name in form.__slots__}
@@ -145,7 +146,7 @@ def test_every_array_of_a_feature_or_an_adapter_is_at_one_address_and_as_in_new_
     local = {"local_cu_seqlens_q", "local_seqlens_k", "local_block_table", "local_req_indices"}
     sglang = {"req_to_token_int32", "req_pool_indices", "input_ids_int64", "seq_lens_int64", "orig_seq_lens"}
     missing = {"bidirectional_ranges", "graph_query_start_loc"}  # test_bidirectional, test_graph_promise
-    missing |= {"slot_mapping_int32", "req_to_token"} | local | sglang if spread else set()
+    missing |= {"slot_mapping_int32", "req_to_token", "key_ranges"} | local | sglang if spread else set()
     assert made == {field.name for field in OPTIONAL} - missing
     assert all(address(buffers.optional(*key)) == address(array) for key, array in buffers._optional.items())
 

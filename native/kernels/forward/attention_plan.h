@@ -41,8 +41,8 @@ struct AttentionPlan {
   int num_partials = 0;
 };
 
-// The end of the queries of a request that see all keys before them; an indexer chooses for those from there on. topk: as
-// below.
+// The end of the queries of a request that see all keys before them; an indexer chooses for those from there on.
+// topk: as below.
 int dense_end(const ForwardInput &input, int req, int topk);
 
 // Tiles of at most `max_queries` queries. With few tiles per thread, the splits of long contexts become tasks of their

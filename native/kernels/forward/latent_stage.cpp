@@ -66,7 +66,8 @@ void LatentStage::make_queries(int thread, const Layer &layer, float factor, Flo
       return normed;
     });
     const Linear *index = index_queries ? &latent.indexer->q : nullptr;
-    const LoraRows loras = index ? ctx_.shrink(thread, {&latent.q_b, index}, in) : ctx_.shrink(thread, {&latent.q_b}, in);
+    const LoraRows loras =
+        index ? ctx_.shrink(thread, {&latent.q_b, index}, in) : ctx_.shrink(thread, {&latent.q_b}, in);
     const Share all{0, num_tokens};
     ctx_.products.linear(thread, latent.q_b, in, all, queries_.data(), Store::assign, index, loras);
     if (index) ctx_.products.linear(thread, *index, in, all, index_queries->data(), Store::assign, nullptr, loras, 1);

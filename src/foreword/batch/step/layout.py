@@ -77,6 +77,7 @@ OPTIONAL = (
     Field("state_drafts", ("Bp", "d"), "int32", -1, per_group=True),
     Field("kernel_block_table", ("Bp", "K·r"), "int32", "null", per_group=True),
     Field("cu_seqlens_k", ("B+1",), "int32", per_group=True),
+    Field("key_ranges", ("T", "2"), "int32", per_group=True),
     Field("varlen_block_table", ("B", "K"), "int32", -1, per_group=True),
     Field("kv_indptr", ("B+1",), "int32", per_group=True),
     Field("kv_indices", ("B·K",), "int32", per_group=True),

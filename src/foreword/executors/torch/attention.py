@@ -19,7 +19,7 @@ from foreword.executors.torch.tensors import as_tensor
 
 QUERIES_AT_ONCE = 128  # per request, which bounds the mask and the scores
 KEYS_AT_ONCE = 16384  # for all requests of a call, which bounds the gathered keys and values
-PRODUCTS_AT_ONCE = 1 << 22  # of the queries and keys of an indexer, which bounds the heads that are computed at once
+PRODUCTS_AT_ONCE = 1 << 22  # products of queries and keys of an indexer, which bounds the heads of one product
 
 
 @dataclass(frozen=True, slots=True, eq=False)
