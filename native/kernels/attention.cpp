@@ -236,7 +236,7 @@ void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &ti
 
 void index_scores(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &tile, const float *weights,
                   size_t weight_stride, float *scores, size_t score_stride, void *memory) {
-#if defined(FOREWORD_SIMD_AMX)
+#if defined(FOREWORD_SIMD_AMX)  // the scores of all rows of a chunk are in memory together there, not in tiles of rows
   avx512_bf16::index_scores(kv, c, tile, weights, weight_stride, scores, score_stride, memory);
 #else
   AttentionScratch s;
