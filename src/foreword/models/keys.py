@@ -101,7 +101,7 @@ _REASONS: Mapping[str, str] = {
         time_step_init_scheme time_step_max time_step_min time_step_scale w_init_variance_scale z_loss_coefficient""",
     "how another implementation computes the same numbers": """
         _attn_implementation _attn_implementation_autoset attention_softmax_in_fp32 attn_implementation
-        cache_implementation chunk_size chunk_size_feed_forward deterministic_flash_attn dtype
+        cache_implementation chunk_size chunk_size_feed_forward deterministic_flash_attn dtype ep_size
         mamba_chunk_size mamba_ssm_cache_dtype n_ctx num_logits_to_keep pretraining_tp reference_compile
         reorder_and_upcast_attn repad_logits_with_grad residual_in_fp32 scale_attention_softmax_in_fp32 slow_but_exact
         torch_dtype use_associative_scan use_cache use_falcon_mambapy use_mamba_kernels use_mambapy use_mem_eff_path""",

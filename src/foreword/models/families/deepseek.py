@@ -386,6 +386,8 @@ def routed_keys(names: Mapping[str, str], *without: str) -> tuple[Key, ...]:
 
 
 _DEEPSEEK = (*LATENT_KEYS, *ROUTED_EXPERTS)
+_ROUTING = (only(_FREQUENCY, 1), only("scoring_func", "sigmoid"), only("topk_method", "noaux_tc"))
+"""Keys of the models' own configurations, which transformers does not read: it computes these values."""
 _V3 = {
     "first_k_dense_replace": 3,
     "moe_intermediate_size": 2048,
@@ -400,6 +402,7 @@ _V3 = {
 _V32 = (
     *(*_DEEPSEEK, *NEXT_TOKEN_HEADS, Key("num_nextn_predict_layers", 1, kind=int)),
     *(Key("mlp_layer_types"), Key("layer_types"), of_gguf(GATING, kind=int, gguf_default=2)),
+    *_ROUTING,
     only("rope_interleave", True),
     Key(_INDEX_HEADS, 64, gguf="attention.indexer.head_count"),
     Key(_INDEX_DIM, 128, gguf="attention.indexer.key_length"),
@@ -424,7 +427,7 @@ FAMILIES = {
         "DeepSeek V3 and R1, GGUF files of Kimi K2: latent attention",
         deepseek_v3,
         table(
-            *(_DEEPSEEK, NEXT_TOKEN_HEADS, [INTERLEAVED, Key("num_nextn_predict_layers", 1, kind=int)]),
+            *(_DEEPSEEK, _ROUTING, NEXT_TOKEN_HEADS, [INTERLEAVED, Key("num_nextn_predict_layers", 1, kind=int)]),
             [of_gguf(GATING, kind=int)],
             **_V3,
         ),
@@ -482,7 +485,7 @@ FAMILIES = {
         "GLM 4.7 Flash: latent attention",
         glm4_moe_lite,
         table(
-            *(_DEEPSEEK, NEXT_TOKEN_HEADS, [INTERLEAVED, Key("mlp_layer_types")]),
+            *(_DEEPSEEK, _ROUTING, NEXT_TOKEN_HEADS, [INTERLEAVED, Key("mlp_layer_types")]),
             [only("first_k_dense_replace", 1), Key("num_nextn_predict_layers", 1, kind=int)],
             rms_norm_eps=1e-5,
             q_lora_rank=768,
