@@ -167,13 +167,14 @@ def models(names: Iterable[str], seeds: Iterable[int]) -> Iterator[tuple[str, Ti
 
 
 def shapes_of(config: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the shapes of the tensors that transformers saves."""
+    """Return the shapes of the tensors that transformers saves, but for those that follow from the configuration."""
     with tempfile.TemporaryDirectory() as place:
         folder = write_model(Path(place) / "empty", config, {})
         made = transformers.AutoConfig.from_pretrained(folder)
         transformers.AutoModelForCausalLM.from_config(made).save_pretrained(folder)
         with safe_open(folder / "model.safetensors", "np") as file:
-            return {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+            names = (name for name in sorted(file.keys()) if not name.endswith(make_tiny.BUFFERS))
+            return {name: list(file.get_slice(name).get_shape()) for name in names}
 
 
 def cells(name: str, tiny: Tiny, columns: Iterable[str]) -> Iterator[tuple[str, str]]:
