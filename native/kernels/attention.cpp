@@ -122,6 +122,25 @@ void write_out(const AttentionConfig &c, const AttentionTile &tile, const States
 
 // ---------------------------------------------------------------------------------------------- one chunk
 
+// The tiles of keys [begin, end): of those in chosen, if there are any. Past `end` the last one is repeated.
+ChunkTiles chunk_tiles(const KVLayer &kv, const AttentionTile &tile, int64_t begin, int64_t end,
+                       const AttentionScratch &s) {
+  ChunkTiles chunk;
+  if (kv.tiled && !tile.chosen) {
+    find_tiles(kv, tile.block_table, tile.kv_head, begin, end, chunk.k, chunk.v);
+    find_ahead(kv, tile, begin, &chunk);
+    return chunk;
+  }
+  if (tile.chosen) {
+    gather_tiles(kv, tile, begin, end, s, &chunk);
+  } else {
+    copy_tiles(kv, tile, begin, end, s, &chunk);
+  }
+  const int tiles = int(end - begin + kTile - 1) / kTile;
+  for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1], chunk.v[i] = chunk.v[tiles - 1];
+  return chunk;
+}
+
 #if defined(FOREWORD_SIMD_AMX)
 // One chunk, row tile after row tile: what is stored is read from the first-level cache.
 template <class Tiles>
@@ -133,6 +152,26 @@ void attend_tiles(const Tiles tiles, const AttentionConfig &c, const AttentionTi
     tiles.add_values(row);
   }
 }
+#else
+bool reads_bf16_as_f32(const KVLayer &kv, int rows) {
+  return kv.format == KVFormat::bf16 && rows >= kStageRows && !kBf16Dot;
+}
+
+// Writes the scores of all rows to s.scores. Returns the chunk; of floats, if `reads_bf16_as_f32`.
+ChunkTiles make_scores(const KVLayer &kv, const AttentionScratch &s, int dim, int value_dim, int rows, int tiles,
+                       const ChunkTiles &chunk) {
+  ChunkTiles read = chunk;
+  const bool bf16_as_f32 = reads_bf16_as_f32(kv, rows);
+  if (bf16_as_f32) stage_bf16(chunk, dim, value_dim, tiles, s.staged, &read);
+  if (kv.format == KVFormat::f32 || bf16_as_f32) {
+    chunk_scores<ScoresF32>(s.q, dim, rows, read, tiles, s.scores);
+  } else if (kv.format == KVFormat::bf16) {
+    chunk_scores<ScoresBf16>(s.q, dim, rows, read, tiles, s.scores);
+  } else {
+    chunk_scores<ScoresI8>(s.q, dim, rows, read, tiles, s.scores);
+  }
+  return read;
+}
 #endif
 
 // Keys [begin, end) of one chunk for all rows of the tile; `begin` is a multiple of kChunk.
@@ -141,18 +180,7 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
   const int group = group_size(c), rows = tile.num_queries * group, dim = c.padded_dim, value_dim = c.padded_value;
   const int count = int(end - begin), tiles = (count + kTile - 1) / kTile;
 
-  ChunkTiles chunk;
-  if (tile.chosen) {
-    gather_tiles(kv, tile, begin, end, s, &chunk);
-    for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1];
-  } else if (kv.tiled) {
-    find_tiles(kv, tile.block_table, tile.kv_head, begin, end, chunk.k, chunk.v);
-    find_ahead(kv, tile, begin, &chunk);
-  } else {
-    copy_tiles(kv, tile, begin, end, s, &chunk);
-    for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1], chunk.v[i] = chunk.v[tiles - 1];
-  }
-
+  ChunkTiles chunk = chunk_tiles(kv, tile, begin, end, s);
   if (kv.parts == 1) make_values(kv, tiles, s, &chunk);
   const Keys keys = chunk_keys(c, tile, begin, end);
 #if defined(FOREWORD_SIMD_AMX)
@@ -165,17 +193,8 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
   float *o = s.part.o(0);
   const size_t stride = s.part.stride();
   const int first = c.first_value / kLanes * kLanes;
-  ChunkTiles staged = chunk;
-  const bool bf16_as_f32 = kv.format == KVFormat::bf16 && rows >= kStageRows && !kBf16Dot;
-  if (bf16_as_f32) stage_bf16(chunk, dim, value_dim, tiles, s.staged, &staged);
-
-  if (kv.format == KVFormat::f32 || bf16_as_f32) {
-    chunk_scores<ScoresF32>(s.q, dim, rows, staged, tiles, s.scores);
-  } else if (kv.format == KVFormat::bf16) {
-    chunk_scores<ScoresBf16>(s.q, dim, rows, chunk, tiles, s.scores);
-  } else {
-    chunk_scores<ScoresI8>(s.q, dim, rows, chunk, tiles, s.scores);
-  }
+  const bool bf16_as_f32 = reads_bf16_as_f32(kv, rows);
+  const ChunkTiles staged = make_scores(kv, s, dim, value_dim, rows, tiles, chunk);
 
   const Probabilities p{s.scores, s.p_pairs, s.p_u8, s.p_step};
   if (kv.format == KVFormat::i8) {
@@ -243,27 +262,10 @@ void index_scores(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
   carve(c, max_rows(c), memory, &s);
   gather_queries(kv, c, tile, s);
   const int heads = c.num_heads, rows = tile.num_queries * heads, dim = c.padded_dim;
-  const bool bf16_as_f32 = kv.format == KVFormat::bf16 && rows >= kStageRows && !kBf16Dot;
   for (int64_t begin = tile.key_begin; begin < tile.key_end; begin += kChunk) {
     const int64_t end = smaller(begin + kChunk, tile.key_end);
     const int tiles = int(end - begin + kTile - 1) / kTile;
-    ChunkTiles chunk;
-    if (kv.tiled) {
-      find_tiles(kv, tile.block_table, tile.kv_head, begin, end, chunk.k, chunk.v);
-      find_ahead(kv, tile, begin, &chunk);
-    } else {
-      copy_tiles(kv, tile, begin, end, s, &chunk);
-      for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1];
-    }
-    ChunkTiles staged = chunk;
-    if (bf16_as_f32) stage_bf16(chunk, dim, 0, tiles, s.staged, &staged);
-    if (kv.format == KVFormat::f32 || bf16_as_f32) {
-      chunk_scores<ScoresF32>(s.q, dim, rows, staged, tiles, s.scores);
-    } else if (kv.format == KVFormat::bf16) {
-      chunk_scores<ScoresBf16>(s.q, dim, rows, chunk, tiles, s.scores);
-    } else {
-      chunk_scores<ScoresI8>(s.q, dim, rows, chunk, tiles, s.scores);
-    }
+    make_scores(kv, s, dim, 0, rows, tiles, chunk_tiles(kv, tile, begin, end, s));
     for (int i = 0; i < tile.num_queries; ++i) {
       const float *of_heads = s.scores + i * heads * kChunk, *weight = weights + size_t(i) * weight_stride;
       for (int n = 0; n < tiles * kTile; n += kLanes) {

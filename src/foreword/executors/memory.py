@@ -10,9 +10,10 @@ from foreword.models.weights import Weights
 
 ROW_PADDING = 64
 """A row of the native executor has a multiple of so many floats: kRowPadding in native/kernels/memory.h."""
-
-
-_BATCH_SCORES = 1 << 22
+_BATCH_ROWS, _BATCH_SCORES = 16, 1 << 22
+"""The rows per thread and the scores of a batch of a native indexer, at most: kBatchRows and kBatchScores in
+native/kernels/forward/index_stage.cpp.
+"""
 
 
 class HostBytes(NamedTuple):
@@ -68,12 +69,13 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
 
 
 def index_score_bytes(spec: DecoderSpec, num_threads: int, length: int) -> int:
-    """Return the bytes of the scores of a native indexer: of a batch of rows, `kBatchScores` in
-    native/kernels/forward/index_stage.cpp or at least a row for each thread; and of each thread its ranks.
+    """Return the bytes of the scores of a native indexer, of a batch of rows or at least a row for each thread; and of
+    each thread's ranks.
     """
     if spec.indexer is None:
         return 0
-    return 4 * (max(min(_BATCH_SCORES, 16 * num_threads * length), num_threads * length) + num_threads * length)
+    row_each = num_threads * length
+    return 4 * (max(min(_BATCH_SCORES, _BATCH_ROWS * row_each), row_each) + row_each)
 
 
 def score_bytes(spec: DecoderSpec, num_tokens: int, length: int) -> int:

@@ -587,15 +587,14 @@ class _Packer:
         packed["kv_a_norm"] = self.parts.vector(
             prefix + "kv_a_norm", lambda: self.weights[prefix + "kv_a_norm"].dequantize() * np.float32(mla.kv_scale)
         )
-        has_indexer = self.spec.indexer is not None and not layer.takes_chosen
-        if has_indexer:
+        names = ["kv_a", *(["q_a"] if mla.q_rank else [])]
+        biases = [f"{name}_bias" for name in names] if self.spec.qkv_bias else []
+        norms = ["q_a_norm"] if mla.q_rank else []
+        if self.spec.indexer_of(layer) is not None:
             packed["index_q"] = self._matrix(prefix + "index_q")
             for name in ("index_k", "index_weights"):
                 packed[name] = self._matrix(prefix + name, weight_format="fp32")
-        index_norms = ["index_k_norm", "index_k_norm_bias"] if has_indexer else []
-        names = ["kv_a", *(["q_a"] if mla.q_rank else [])]
-        biases = [f"{name}_bias" for name in names] if self.spec.qkv_bias else []
-        norms = [*(["q_a_norm"] if mla.q_rank else []), *index_norms]
+            norms += ["index_k_norm", "index_k_norm_bias"]
         return [*norms, *biases, *(["o_bias"] if self.spec.o_bias else [])]
 
     def _of_heads(self, name: str, shape: tuple[int, int], *, is_transposed: bool) -> F32:
@@ -748,11 +747,8 @@ def _latent_sizes(spec: DecoderSpec) -> dict[str, int]:
 
 def _index_sizes(spec: DecoderSpec) -> dict[str, int]:
     """Return the sizes of an indexer; none without it."""
-    return (
-        {}
-        if spec.indexer is None
-        else {name: getattr(spec.indexer, name) for name in ("num_heads", "head_dim", "topk")}
-    )
+    names = ("num_heads", "head_dim", "topk")
+    return {} if spec.indexer is None else {name: getattr(spec.indexer, name) for name in names}
 
 
 def _more_heads(spec: DecoderSpec) -> list[tuple[int, int, int, int]]:

@@ -430,7 +430,7 @@ class NumpyExecutor(TransferPagedExecutor):
             at = step.rotary_positions(layer.rope)
             query, c = rotate(query, at, layer.rope), rotate(c, at, layer.rope)
         self.write(c, c, layer, group, slot, step.batch)
-        if (indexer := self.spec.indexer) is not None and not layer.takes_chosen:
+        if (indexer := self.spec.indexer_of(layer)) is not None:
             self._chosen = self.choose(h, u, p, layer, indexer, group, slot, step)
         a = self.attend(query, layer, group, slot, step, None)
         if self.spec.attn_gate:
@@ -457,7 +457,7 @@ class NumpyExecutor(TransferPagedExecutor):
             q, key = rotate(q, at, layer.rope), rotate(key, at, layer.rope)
         weights = self.linear(h, p + "index_weights", loras)
         keys = self.cache.index_keys(slot)
-        self.write_rows(keys, key[:, 0], group, batch)
+        self.write_rows(group, batch, (keys, key[:, 0]))
         chosen = []
         for b in range(batch.num_reqs):
             start, end, length = batch.query_start_loc[b], batch.query_start_loc[b + 1], int(batch.seq_lens[b])
@@ -512,14 +512,17 @@ class NumpyExecutor(TransferPagedExecutor):
     def write(self, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, batch: InputBatch) -> None:
         """Write the keys [T, key heads, head_dim] and values [T, key heads, value_dim] of a layer to their slots."""
         keys, values = self.cache.of_layer(slot, self.spec.heads_of(layer))
-        self.write_rows(keys, k, group, batch)
-        self.write_rows(values, v, group, batch)
+        self.write_rows(group, batch, (keys, k), (values, v))
 
-    def write_rows(self, cached: F32, rows: F32, group: int, batch: InputBatch) -> None:
-        """Write rows of tokens [T, …] to their slots in a view of the cache [num_blocks, block_size, …]."""
-        slots = batch.slot_mapping[group][: len(rows)]
+    def write_rows(self, group: int, batch: InputBatch, *pairs: tuple[F32, F32]) -> None:
+        """Write the rows of tokens [T, …] of each pair to their slots in its view of the cache [num_blocks, block_size,
+        …].
+        """
+        slots = batch.slot_mapping[group][: batch.num_tokens]
         written = slots >= 0
-        cached[np.divmod(slots[written], self.block_size)] = rows[written]
+        at = np.divmod(slots[written], self.block_size)
+        for cached, rows in pairs:
+            cached[at] = rows[written]
 
     def attend(self, q: F32, layer: LayerSpec, group: int, slot: int, step: NumpyStep, sinks: F32 | None) -> F32:
         """Attend from each request to its own blocks: [T, heads, head_dim] becomes [T, heads, value_dim].

@@ -508,6 +508,9 @@ class DecoderSpec:
         read = {i: layer.reads_layer for i, layer in enumerate(self.layers) if layer.reads_layer is not None}
         return places | {i: places[source] for i, source in read.items()}
 
+    def indexer_of(self, layer: LayerSpec) -> IndexerSpec | None:
+        return None if layer.takes_chosen else self.indexer
+
     def heads_of(self, layer: LayerSpec) -> HeadShape:
         return layer.heads or self.own_heads
 
@@ -606,8 +609,8 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield from ((f"{p}state.{name}", shape) for name, shape in layer.recurrent.weight_names(d))
             else:
                 yield from _attention(spec, p, layer) if spec.mla is None else _latent_attention(spec, p, spec.mla)
-                if spec.indexer is not None and not layer.takes_chosen:
-                    yield from ((p + name, shape) for name, shape in _indexer(spec, spec.indexer))
+                if (indexer := spec.indexer_of(layer)) is not None:
+                    yield from ((p + name, shape) for name, shape in _indexer(spec, indexer))
             if norms.after_mixer:
                 yield from _norm(spec, p + "post_attn_norm")
         if layer.has_mlp:

@@ -473,7 +473,7 @@ class LatentWeights:
         self.scale = spec.query_scale
         self.index = cache_index(spec, index)
         biases = (*(["q_a"] if mla.q_rank else []), "kv_a") if spec.qkv_bias else ()
-        own = None if spec.layers[index].takes_chosen else spec.indexer
+        own = spec.indexer_of(spec.layers[index])
         self.indexer = None if own is None else Indexer(own, prefix, load)
         gate = ["attn_gate"] if spec.attn_gate else []
         self.inputs = load.linear(prefix, ["q_a" if mla.q_rank else "q", "kv_a", *gate], biases=biases)

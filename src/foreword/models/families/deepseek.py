@@ -59,6 +59,7 @@ def glm_moe_dsa(config: Config) -> DecoderSpec:
 
 
 def _with_indexers(config: Config, architecture: str) -> DecoderSpec:
+    """Return a spec like V3's with an indexer in each layer."""
     kinds, indexed = config.sequence("layer_types"), ["indexed_attention"] * num_layers(config)
     if config.value("layer_types") is not None and kinds != indexed:
         raise config.error(f"layer_types {kinds!r:.80} is not {len(indexed)} of indexed_attention", USE_ITS_CONFIG)
@@ -82,10 +83,10 @@ def _takes_chosen(config: Config) -> list[bool]:
     period. Most GGUF files have no list: then the layers that have tensors of an indexer have one, but for GLM 5.2 and
     later, whose files may have such tensors everywhere.
     """
-    count, lettered = num_layers(config), _lettered(config)
-    period, offset = max(config.count(_INDEX_FREQ), 1), config.count("index_skip_topk_offset")
+    count = num_layers(config)
     if config.prefix:
         return _takes_chosen_in_gguf(config, count)
+    period, offset, lettered = max(config.count(_INDEX_FREQ), 1), config.count(_INDEX_OFFSET), _lettered(config)
     kinds = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(count)]
     if config.value(_INDEXER_TYPES) is not None:
         kinds = list(config.sequence(_INDEXER_TYPES))
@@ -98,8 +99,9 @@ def _takes_chosen(config: Config) -> list[bool]:
 
 
 def _taking(config: Config, indexed: Sequence[bool]) -> list[bool]:
+    """Return the opposite of ``indexed``. Raise ModelError if the first layer has no indexer."""
     if not indexed[0]:
-        keys = (_INDEXER_TYPES, _INDEX_LETTERS, _INDEX_FREQ, "index_skip_topk_offset")
+        keys = (_INDEXER_TYPES, _INDEX_LETTERS, _INDEX_FREQ, _INDEX_OFFSET)
         given = ", ".join(f"{config.label(key)} = {value!r:.80}" for key in keys if (value := config.value(key)))
         raise config.error(f"the first layer has no indexer, and none before it has one: {given}", USE_ITS_CONFIG)
     return [not has for has in indexed]
@@ -306,7 +308,8 @@ LATENT_NAMES = {
     "kv_a_bias": _ATTN + "kv_a_proj_with_mqa.bias",
     **ROUTED_NAMES,
 }
-INDEXER_NAMES = {
+INDEXED_NAMES = {
+    **LATENT_NAMES,
     "index_q": _ATTN + "indexer.wq_b.weight",
     "index_k": _ATTN + "indexer.wk.weight",
     "index_k_norm": _ATTN + "indexer.k_norm.weight",
@@ -340,7 +343,8 @@ def fused_latent_in_gguf(spec: DecoderSpec) -> dict[str, Any]:
 GATING, _FREQUENCY = "*.expert_gating_func", "moe_layer_freq"
 INTERLEAVED = Key("rope_interleave", True, (True, False))
 _INDEX_HEADS, _INDEX_DIM, _INDEX_TOPK = "index_n_heads", "index_head_dim", "index_topk"
-_INDEXER_TYPES, _INDEX_LETTERS, _INDEX_FREQ = "indexer_types", "index_topk_pattern", "index_topk_freq"
+_INDEXER_TYPES, _INDEX_LETTERS = "indexer_types", "index_topk_pattern"
+_INDEX_FREQ, _INDEX_OFFSET = "index_topk_freq", "index_skip_topk_offset"
 _POSITIONS_OF_52 = 1 << 20
 _INDEXERS = {"F": "full", "S": "shared"}
 """The types of indexers by their letters."""
@@ -408,6 +412,7 @@ _V32 = (
     Key(_INDEX_DIM, 128, gguf="attention.indexer.key_length"),
     Key(_INDEX_TOPK, 2048, gguf="attention.indexer.top_k"),
 )
+_V32_ALIASES = {**LOCAL_ROUTED, "num_experts": "n_routed_experts"}
 FAMILIES = {
     "deepseek_v2": Family(
         "DeepSeek V2: latent attention",
@@ -448,8 +453,8 @@ FAMILIES = {
             [only(_INDEX_FREQ, 1), *(only(name, None) for name in (_INDEXER_TYPES, _INDEX_LETTERS))],
             **_V3,
         ),
-        aliases={**LOCAL_ROUTED, "num_experts": "n_routed_experts"},
-        names={**LATENT_NAMES, **INDEXER_NAMES},
+        aliases=_V32_ALIASES,
+        names=INDEXED_NAMES,
         interleaved=True,
         fused=latent_rows,
         gguf="deepseek32",
@@ -462,7 +467,7 @@ FAMILIES = {
         glm_moe_dsa,
         table(
             *(_V32, [Key(_INDEXER_TYPES, gguf="attention.indexer.types"), Key(_INDEX_LETTERS)]),
-            [Key(_INDEX_FREQ, 1), Key("index_skip_topk_offset", 2), Key(INDEXED_LAYERS, kind=list)],
+            [Key(_INDEX_FREQ, 1), Key(_INDEX_OFFSET, 2), Key(INDEXED_LAYERS, kind=list)],
             [only("indexer_rope_interleave", True)],
             **{**_V3, "n_group": 1, "topk_group": 1},
             rms_norm_eps=1e-5,
@@ -471,8 +476,8 @@ FAMILIES = {
             v_head_dim=256,
             index_n_heads=32,
         ),
-        aliases={**LOCAL_ROUTED, "num_experts": "n_routed_experts"},
-        names={**LATENT_NAMES, **INDEXER_NAMES},
+        aliases=_V32_ALIASES,
+        names=INDEXED_NAMES,
         interleaved=True,
         interleaved_indexer=True,
         fused=latent_rows,
