@@ -112,7 +112,7 @@ void bind_model(nb::module_ &m) {
            "last_seen"_a.noconvert().none() = nb::none(), "lora_ids"_a.noconvert().none() = nb::none(),
            "greedy"_a = false, "bidirectional"_a = false)
       .def("hidden_states", &CpuModel::hidden_states, "tokens"_a.noconvert())
-      .def("add_lora", &CpuModel::add_lora, "id"_a, "factors"_a)
+      .def("add_lora", &CpuModel::add_lora, "id"_a, "factors"_a, "changes"_a)
       .def("drop_lora", &CpuModel::drop_lora, "id"_a)
       .def("copy_blocks", &CpuModel::copy_blocks, "sources"_a.noconvert(), "destinations"_a.noconvert())
       .def_prop_ro("block_bytes", &CpuModel::block_bytes)

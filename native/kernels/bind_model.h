@@ -34,6 +34,7 @@ using VectorView = nb::ndarray<nb::numpy, const float, nb::ndim<1>>;
 using PanelView = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 using KnownScreen = std::tuple<int, Array1<float>, double>;
 using LoraFactors = std::tuple<int, Array2<float>, Array2<float>, double>;
+using VectorChange = std::tuple<int, Array1<float>>;
 
 // A model under construction, then in use. Adding a matrix, vector or rope returns the integer that identifies it.
 // Every argument is checked: std::invalid_argument names the one that does not fit.
@@ -372,8 +373,9 @@ class CpuModel {
     return view(hidden, count, model_.config.hidden_size, forward_->hidden_stride());
   }
 
-  // An adapter: for each matrix that it changes (matrix, a [rank, cols], b [rows, rank], scale). Returns its bytes.
-  size_t add_lora(int id, const std::vector<LoraFactors> &factors) {
+  // An adapter: for each matrix that it changes (matrix, a [rank, cols], b [rows, rank], scale), and for each vector
+  // (vector, what is added to it). Returns its bytes.
+  size_t add_lora(int id, const std::vector<LoraFactors> &factors, const std::vector<VectorChange> &changes) {
     check_finished();
     in_range(id, 1, INT32_MAX, "the number of an adapter");
     std::vector<std::pair<const PackedMatrix *, LoraSource>> sources;
@@ -383,7 +385,12 @@ class CpuModel {
       sources.push_back({m, {shaped(a, rank, m->cols, "a"), shaped(b, m->rows, rank, "b"), rank, m->rows, m->cols,
                              float(scale)}});
     }
-    return alone([&] { return model_.add_lora(id, sources); });
+    std::map<Vector, std::vector<float>> vectors;
+    for (const auto &[number, change] : changes) {
+      const int size = in_range(int64_t(change.shape(0)), 1, kMostSize, "the size of a change");
+      vectors[vector(number, "vector", size)].assign(change.data(), change.data() + size);
+    }
+    return alone([&] { return model_.add_lora(id, sources, std::move(vectors)); });
   }
 
   void drop_lora(int id) {

@@ -8,7 +8,7 @@
 
 namespace foreword::kernels {
 
-constexpr int kMostStreams = 16;
+constexpr int kMostStreams = 8;
 
 struct Isa {
   const char *name;

@@ -232,7 +232,8 @@ Vector Model::copy_vector(const float *data, int size) {
   return copy;
 }
 
-size_t Model::add_lora(int id, const std::vector<std::pair<const PackedMatrix *, LoraSource>> &sources) {
+size_t Model::add_lora(int id, const std::vector<std::pair<const PackedMatrix *, LoraSource>> &sources,
+                       std::map<Vector, std::vector<float>> vectors) {
   auto padded = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
   LoraAdapter adapter;
   adapter.pairs.resize(matrices_.size());
@@ -257,6 +258,8 @@ size_t Model::add_lora(int id, const std::vector<std::pair<const PackedMatrix *,
       adapter.changes_experts |= changes(expert.gate) || changes(expert.up) || changes(expert.down);
     }
   });
+  for (const auto &[vector, change] : vectors) bytes += sizeof(float) * change.size();
+  adapter.vectors = std::move(vectors);
   loras.insert_or_assign(id, std::move(adapter));
   return bytes;
 }

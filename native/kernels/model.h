@@ -309,9 +309,15 @@ struct LoraAdapter {
   int num_vectors = 0;       // vectors of ranks, the most of a pair
   bool takes_bytes = false;  // a pair has 8 bit; pairs of floats take what their matrix does
   bool changes_experts = false;
+  std::map<Vector, std::vector<float>> vectors;  // the changes of small matrices, which the model has as vectors
   Mapping memory;
 
   const LoraPair &pair_of(const PackedMatrix &matrix) const { return pairs[size_t(matrix.index)]; }
+  // The change of a vector; null: none.
+  Vector change_of(Vector vector) const {
+    const auto found = vectors.find(vector);
+    return found == vectors.end() ? nullptr : found->second.data();
+  }
 };
 
 class Model {
@@ -343,7 +349,8 @@ class Model {
   void touch_cache();
 
   // `sources`: matrix and its change. Returns the bytes of the adapter.
-  size_t add_lora(int id, const std::vector<std::pair<const PackedMatrix *, LoraSource>> &sources);
+  size_t add_lora(int id, const std::vector<std::pair<const PackedMatrix *, LoraSource>> &sources,
+                  std::map<Vector, std::vector<float>> vectors);
 
   size_t packed_bytes() const;
   // Inputs of the widest packed matrix, padded.

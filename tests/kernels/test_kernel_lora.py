@@ -167,7 +167,7 @@ def test_factors_that_do_not_fit_are_refused():
     hidden = Crowd.spec.hidden_size
 
     def add(matrix=0, a=(4, hidden), b=(96, 4), lora_id=1):
-        return core.add_lora(lora_id, [(matrix, np.ones(a, np.float32), np.ones(b, np.float32), 1.0)])
+        return core.add_lora(lora_id, [(matrix, np.ones(a, np.float32), np.ones(b, np.float32), 1.0)], [])
 
     assert add() > 0
     most = MAX_RANK + 1

@@ -83,6 +83,7 @@ CASES = {
         **ALONE,
     ),
     "inputs of each layer": case("gemma4", ("",)),
+    "several streams": case("gemma3n", ("",), target_modules="all-linear"),
 }
 
 

@@ -345,8 +345,8 @@ def test_a_pattern_needs_the_package_that_reads_it(model, folder, monkeypatch):
         ("lfm2", "model.layers.0.conv.conv", "conv.in_proj, conv.out_proj, feed_forward.w1"),
         (
             "gemma3n",
-            "model.layers.0.altup.modality_router",
-            "mlp.up_proj, model.per_layer_model_projection, per_layer_input_gate",
+            "model.layers.0.altup.router_norm",
+            "altup.modality_router, altup.prediction_coefs, laurel.linear_left",
         ),
         ("qwen3-moe", "model.layers.1.mlp.experts.0.up_proj", "mlp.gate, mlp.gate_proj"),
     ],

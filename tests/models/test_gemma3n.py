@@ -8,6 +8,8 @@ import pytest
 
 from foreword.errors import ConfigError, ModelError
 from foreword.models.loader import load_model
+from foreword.models.lora import read_lora
+from models.lora_files import every_factor, merged, write_peft
 from models.recorded import TINY, assert_logits, make
 from models.running import EXECUTORS, all_logits, whole
 from models.tiny import random_tensors, write_model
@@ -41,6 +43,31 @@ def test_ids_past_the_table_of_inputs_have_those_of_id_0(tmp_path, executor):
     [want] = all_logits(same, [[7, 0, 9]], whole([[7, 0, 9]]), executor)
     [got] = all_logits(model, [[7, 45, 9]], whole([[7, 45, 9]]), executor)
     np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+STREAMS = (
+    "altup_projections", "altup_unembed_projections", "altup.modality_router", "altup.prediction_coefs",
+    "altup.correction_coefs", "laurel.linear_left", "laurel.linear_right",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("part", STREAMS)
+def test_an_adapter_changes_each_matrix_of_the_streams_for_its_own_requests(tmp_path, part, executor):
+    tiny, model = TINY["gemma3n"], load_model(make(tmp_path, "gemma3n"))
+    factors = {name: both for name, both in every_factor(tiny["shapes"]).items() if part in name}
+    adapter = read_lora(
+        write_peft(tmp_path / "adapter", factors, target_modules=list(factors)), model.spec, model.family
+    )
+    tensors = merged(random_tensors(tiny["shapes"]), factors, 8 / 4)
+    changed = load_model(write_model(tmp_path / "merged", tiny["config"], tensors))
+    texts = [tiny["token_ids"][:9], tiny["token_ids"][3:14], tiny["token_ids"][:9]]
+    got = all_logits(model, texts, whole(texts), executor, loras=[None, adapter, adapter])
+    plain, [_, *want] = (all_logits(of, texts, whole(texts), executor) for of in (model, changed))
+    assert np.abs(got[2] - plain[2]).max() > 0.01
+    np.testing.assert_allclose(got[0], plain[0], atol=1e-5)
+    for own, expected in zip(got[1:], want, strict=True):
+        np.testing.assert_allclose(own, expected, atol=2e-4)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ void LoraStep::plan(const ForwardInput &in) {
   requests_.clear();
   plan_.clear(in.num_tokens);
   of_experts_.clear();
+  with_vectors_ = false;
   if (!in.lora_ids) return;
   for (int b = 0; b < in.num_reqs; ++b) {
     if (in.lora_ids[b]) requests_.push_back(uint64_t(uint32_t(in.lora_ids[b])) << 32 | uint32_t(b));
@@ -27,6 +28,16 @@ void LoraStep::plan(const ForwardInput &in) {
     std::fill(of_token_.data() + begin, of_token_.data() + end, int(of_experts_.size()) - 1);
   }
   plan_.finish();
+  plan_.for_each_adapter([&](const LoraAdapter &adapter) { with_vectors_ |= !adapter.vectors.empty(); });
+  if (with_vectors_) find_adapters(in);
+}
+
+void LoraStep::find_adapters(const ForwardInput &in) {
+  adapters_.reserve(size_t(in.num_tokens));
+  for (int b = 0; b < in.num_reqs; ++b) {
+    const LoraAdapter *adapter = in.lora_ids[b] ? &model_.loras.at(in.lora_ids[b]) : nullptr;
+    std::fill(adapters_.data() + in.query_start_loc[b], adapters_.data() + in.query_start_loc[b + 1], adapter);
+  }
 }
 
 void LoraStep::add_kinds(KindSet &kinds) const {

@@ -26,6 +26,12 @@ class LoraStep {
   const std::vector<const LoraAdapter *> &of_experts() const { return of_experts_; }
   int of_experts(int token) const { return of_token_.data()[token]; }
 
+  // The change of a vector by the adapter of a token; null: none.
+  Vector change_of(int token, Vector vector) const {
+    const LoraAdapter *adapter = with_vectors_ ? adapters_.data()[token] : nullptr;
+    return adapter ? adapter->change_of(vector) : nullptr;
+  }
+
   // Adds the kinds of input that the adapters take and the matrices may not.
   void add_kinds(KindSet &kinds) const;
 
@@ -39,15 +45,20 @@ class LoraStep {
   LoraRows shrink_alone(int thread, const PackedMatrix &matrix, const ActivationSet &a, Share tokens);
 
  private:
-  static constexpr size_t kMatrices = 6;  // per shrink, at most: those of a delta-net
+  static constexpr size_t kMatrices = 7;  // per shrink, at most: those of all streams but the first; a delta-net has 6
+  static_assert(kMatrices >= kMostStreams - 1);
+
+  void find_adapters(const ForwardInput &input);
 
   Model &model_;
   std::vector<uint64_t> requests_;  // adapter << 32 | request
   LoraPlan plan_;
   std::vector<const LoraAdapter *> of_experts_;
-  Buffer<int> of_token_;    // [T]: its adapter in of_experts_, −1 for none; unless that is empty
-  Buffer<LoraRow> shrunk_;  // [T, kMatrices]
-  Buffer<LoraRow> alone_;   // [num_threads, kTokensAlone]
+  Buffer<int> of_token_;                  // [T]: its adapter in of_experts_, −1 for none; unless that is empty
+  bool with_vectors_ = false;             // an adapter changes vectors
+  Buffer<const LoraAdapter *> adapters_;  // [T]: the adapter of each token, null for none; if with_vectors_
+  Buffer<LoraRow> shrunk_;                // [T, kMatrices]
+  Buffer<LoraRow> alone_;                 // [num_threads, kTokensAlone]
 };
 
 }  // namespace foreword::kernels

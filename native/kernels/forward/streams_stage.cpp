@@ -9,10 +9,11 @@ namespace {
 
 constexpr float kLeastMeanSquare = 1e-5f;
 
-// Returns the dot product of a few numbers.
-float dot(const float *a, const float *b, int size) {
+// Returns the product of a few numbers with a row of a small matrix and of its change, which may be null.
+float dot(const float *matrix, const float *change, int row, const float *numbers, int size) {
   float sum = 0.f;
-  for (int i = 0; i < size; ++i) sum += a[i] * b[i];
+  for (int i = 0; i < size; ++i) sum += matrix[row * size + i] * numbers[i];
+  for (int i = 0; change && i < size; ++i) sum += change[row * size + i] * numbers[i];
   return sum;
 }
 
@@ -45,14 +46,15 @@ void StreamsStage::reserve() {
   const int num_tokens = ctx_.input.num_tokens;
   streams_.reserve(int64_t(count_) * num_tokens);
   for (FloatRows *rows : {&wide_, &low_, &laurel_}) rows->reserve(num_tokens);
-  low_input_.reserve(num_tokens, rank_, kinds_, ctx_.pool.size());
+  low_input_.reserve(num_tokens, rank_, ctx_.with_loras(kinds_), ctx_.pool.size());
 }
 
 void StreamsStage::begin(int thread) {
   if (!is_used()) return;
   const Linear &into = ctx_.model.streams.into;
   const Share rows{0, ctx_.input.num_tokens}, share = ctx_.token_share(thread);
-  ctx_.products.linear(thread, into, ctx_.norm_rows(thread, {}), rows, wide_.data(), Store::assign);
+  const ActivationSet in = ctx_.norm_rows(thread, {});
+  ctx_.products.linear(thread, into, in, rows, wide_.data(), Store::assign, nullptr, ctx_.shrink(thread, {&into}, in));
   ctx_.pool.barrier();
   for (int t = share.begin; t < share.end; ++t) {
     const float *x = ctx_.x.row(t), *row = wide_.data() + int64_t(t) * into.stride;
@@ -70,10 +72,9 @@ void StreamsStage::predict(int thread, const Layer &layer) {
   std::array<float *, kMostStreams> rows;
   const Share share = ctx_.token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
-    route(thread, *layer.streams, stream(0, t), numbers.data());
-    for (int i = 0; i < count_ * count_; ++i) {
-      factors[size_t(i)] = dot(layer.streams->predict + i * count_, numbers.data(), count_);
-    }
+    route(thread, t, *layer.streams, stream(0, t), numbers.data());
+    const Vector predict = layer.streams->predict, changed = change(t, predict);
+    for (int i = 0; i < count_ * count_; ++i) factors[size_t(i)] = dot(predict, changed, i, numbers.data(), count_);
     for (int k = 0; k < count_; ++k) rows[size_t(k)] = stream(k, t);
     ctx_.isa.mix_rows(factors.data(), count_, rows.data(), size_t(stride));
     std::copy_n(rows[0], stride, ctx_.x.row(t));
@@ -86,12 +87,14 @@ void StreamsStage::make_laurel(int thread, const Layer &layer) {
   const StreamUpdate &update = *layer.streams;
   const Share rows{0, ctx_.input.num_tokens}, share = ctx_.token_share(thread);
   const ActivationSet in = ctx_.norm_rows(thread, layer.attn_norm);
-  ctx_.products.linear(thread, update.laurel_left, in, rows, low_.data(), Store::assign, &update.laurel_right);
+  ctx_.products.linear(thread, update.laurel_left, in, rows, low_.data(), Store::assign, &update.laurel_right,
+                       ctx_.shrink(thread, {&update.laurel_left}, in));
   ctx_.pool.barrier();
   const ActivationSet low = ctx_.products.prepare(thread, low_input_, update.laurel_right.cols, rows.end, [&](int t) {
     return low_.data() + int64_t(t) * update.laurel_left.stride;
   });
-  ctx_.products.linear(thread, update.laurel_right, low, rows, ctx_.branch.data(), Store::assign, &layer.qkv);
+  ctx_.products.linear(thread, update.laurel_right, low, rows, ctx_.branch.data(), Store::assign, &layer.qkv,
+                       ctx_.shrink(thread, {&update.laurel_right}, low));
   ctx_.pool.barrier();
   for (int t = share.begin; t < share.end; ++t) {
     ctx_.norm_row(ctx_.branch.row(t), update.laurel_norm, laurel_.row(t));
@@ -120,10 +123,11 @@ void StreamsStage::correct(int thread, const Layer &layer) {
   for (int t = share.begin; t < share.end; ++t) {
     float *x = ctx_.x.row(t);
     const float *first = stream(0, t);
-    route(thread, update, x, numbers.data());
+    route(thread, t, update, x, numbers.data());
+    const Vector changed = change(t, update.correct);
     ctx_.isa.add_scaled(-1.f, first, size_t(stride), x);
     for (int k = 0; k < count_; ++k) {
-      const float factor = 1.f + dot(update.correct + k * count_, numbers.data(), count_);
+      const float factor = 1.f + dot(update.correct, changed, k, numbers.data(), count_);
       ctx_.isa.add_scaled(factor, x, size_t(stride), stream(k, t));
     }
     for (int i = 0; i < stride; ++i) x[i] = update.scale ? first[i] * update.scale[i] : first[i];
@@ -151,7 +155,8 @@ void StreamsStage::merge(int thread) {
     const Linear &out = ctx_.model.streams.out[size_t(k - 1)];
     const ActivationSet in = ctx_.products.prepare(thread, ctx_.normed, out.cols, rows.end,
                                                    [&](int t) { return stream(k, t); });
-    ctx_.products.linear(thread, out, in, rows, ctx_.branch.data(), Store::assign);
+    ctx_.products.linear(thread, out, in, rows, ctx_.branch.data(), Store::assign, nullptr,
+                         ctx_.shrink(thread, {&out}, in));
     ctx_.pool.barrier();
     for (int t = share.begin; t < share.end; ++t) {
       put_scaled(ctx_.branch.row(t), stream(0, t), scale, true, ctx_.x.row(t));
@@ -160,11 +165,14 @@ void StreamsStage::merge(int thread) {
   }
 }
 
-void StreamsStage::route(int thread, const StreamUpdate &update, const float *row, float *numbers) const {
+void StreamsStage::route(int thread, int token, const StreamUpdate &update, const float *row, float *numbers) const {
   const int size = ctx_.model.config.hidden_size;
   const float *normed = ctx_.norm_row(thread, row, update.norm);
+  const Vector changed = change(token, update.router);
   for (int k = 0; k < count_; ++k) {
-    numbers[k] = std::tanh(ctx_.isa.dot(normed, update.router + int64_t(k) * size, size) / float(size));
+    const int64_t row_k = int64_t(k) * size;
+    const float own = ctx_.isa.dot(normed, update.router + row_k, size);
+    numbers[k] = std::tanh((changed ? own + ctx_.isa.dot(normed, changed + row_k, size) : own) / float(size));
   }
 }
 

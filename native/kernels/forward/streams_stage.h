@@ -27,8 +27,12 @@ class StreamsStage {
  private:
   bool is_used() const { return count_ > 1; }
   float *stream(int k, int token) const { return streams_.row(int64_t(k) * ctx_.input.num_tokens + token); }
-  // numbers [K] = tanh(norm(row) Wrouter / hidden)
-  void route(int thread, const StreamUpdate &update, const float *row, float *numbers) const;
+  // numbers [K] = tanh(norm(row) Wrouter / hidden), for a row of a token
+  void route(int thread, int token, const StreamUpdate &update, const float *row, float *numbers) const;
+  // The change of a small matrix by the adapter of a token; null: none.
+  Vector change(int token, Vector matrix) const {
+    return ctx_.has_loras() ? ctx_.loras().change_of(token, matrix) : nullptr;
+  }
   // out = scale · scaled(row, like), or added to it.
   void put_scaled(const float *row, const float *like, float scale, bool adds, float *out) const;
   void make_laurel(int thread, const Layer &layer);

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from foreword.arrays import F32
+from foreword.arrays import F32, I64
 from foreword.models.spec import XIELU
 from foreword.models.weights import Weights
+
+LoraFloats = Mapping[str, tuple[F32, F32]]
+"""Weight name → A and scale · B of an adapter."""
+LoraTokens = Sequence[tuple[LoraFloats, I64]]
+"""Each adapter of a step, and its tokens."""
 
 
 class FloatWeights:

@@ -173,23 +173,28 @@ def kv_report(
 class NativeAdapters:
     """An `AdapterStore` in the native model. Factors are as floats as their weights, else 8 bit, scaled by rank.
 
-    matrices: name → the number of a matrix in the native model. inputs: factors of the inputs of those that were packed
-    with them. heads: as many matrices, each of a head, are Wk_b, and Wv_b.
+    parts: those of the model. Changes of matrices that it has as vectors are multiplied out. heads: as many matrices,
+    each of a head, are Wk_b, and Wv_b.
     """
 
-    def __init__(
-        self, core: native.CpuModel, matrices: Mapping[str, int], inputs: Mapping[str, F32], heads: int
-    ) -> None:
-        self._core, self._matrices, self._inputs, self._heads = core, matrices, inputs, heads
+    def __init__(self, parts: Parts[native.CpuModel], heads: int) -> None:
+        self._core, self._matrices, self._vectors = parts.core, parts.matrices, parts.vectors
+        self._inputs, self._heads = parts.inputs, heads
 
     def load(self, lora_id: int, adapter: LoraAdapter) -> int:
         """See `AdapterStore.load`. Raise MemoryError if the factors do not fit."""
         factors = [
             (self._matrices[matrix], a, b, pair.scale)
             for name, pair in adapter.pairs.items()
+            if name not in self._vectors
             for matrix, a, b in self._factors(name, pair)
         ]
-        return self._core.add_lora(lora_id, factors)
+        changes = [
+            (number, _multiplied(adapter.pairs[name]).ravel())
+            for name, number in self._vectors.items()
+            if name in adapter.pairs
+        ]
+        return self._core.add_lora(lora_id, factors, changes)
 
     def _factors(self, name: str, pair: LoraPair) -> Iterator[tuple[str, F32, F32]]:
         """Yield the matrices of a weight by name, and the factors of each."""
@@ -203,6 +208,12 @@ class NativeAdapters:
 
     def drop(self, lora_id: int) -> None:
         self._core.drop_lora(lora_id)
+
+
+def _multiplied(pair: LoraPair) -> F32:
+    """Return scale · B A [out, in], what is added to the matrix."""
+    change: F32 = np.float32(pair.scale) * (pair.b.dequantize() @ pair.a.dequantize())
+    return change
 
 
 class NativeExecutor(TransferPagedExecutor):
@@ -251,7 +262,7 @@ class NativeExecutor(TransferPagedExecutor):
         self.isa, self.num_threads = self.core.isa, self.core.num_threads
         super().__init__(
             self.core,
-            NativeAdapters(self.core, parts.matrices, parts.inputs, spec.num_heads),
+            NativeAdapters(parts, spec.num_heads),
             Sampler(threads=self.core),  # the model's threads are idle while tokens are sampled
             pooler=Pooler(pooling or PoolingSpec(), weights),
             hidden_size=spec.hidden_size,

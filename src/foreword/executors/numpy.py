@@ -19,6 +19,8 @@ from foreword.executors.executor import Capability
 from foreword.executors.functions import (
     ACTIVATIONS,
     FloatWeights,
+    LoraFloats,
+    LoraTokens,
     cap,
     layer_norm,
     rms_norm,
@@ -52,11 +54,6 @@ from foreword.models.spec import (
     projections,
 )
 from foreword.models.weights import Weights
-
-LoraFloats = Mapping[str, tuple[F32, F32]]
-"""Weight name → A and scale · B of an adapter."""
-LoraTokens = Sequence[tuple[LoraFloats, I64]]
-"""Each adapter of a step, and its tokens."""
 
 
 class NumpyCache:
@@ -244,7 +241,7 @@ class NumpyExecutor(TransferPagedExecutor):
             inputs = self.per_layer_inputs(x, batch.input_ids[:T], spec.per_layer, step.loras)
         h = first = x
         aside: F32 | None = None  # the output of a layer that the next one reads
-        streams = None if spec.streams is None else NumpyStreams(self, spec.streams, x)
+        streams = None if spec.streams is None else NumpyStreams(self, spec.streams, x, step.loras)
         late: F32 | None = None  # what the experts of the layer before add
         for i, layer in enumerate(spec.layers):
             p, norms = f"layers.{i}.", spec.norms_of(layer)

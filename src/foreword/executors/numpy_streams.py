@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from foreword.arrays import F32
-from foreword.executors.functions import FloatWeights
+from foreword.executors.functions import FloatWeights, LoraTokens
 from foreword.models.spec import StreamsSpec
 
 
@@ -16,16 +16,18 @@ class _Decoder(Protocol):
 
     weight: FloatWeights
 
-    def linear(self, x: F32, name: str, loras: tuple[()], /) -> F32: ...
+    def linear(self, x: F32, name: str, loras: LoraTokens, /) -> F32: ...
 
     def norm(self, x: F32, name: str) -> F32: ...
 
 
 class NumpyStreams:
-    """The streams of a step. values: float32 [streams, T, hidden], as they were predicted or corrected last."""
+    """The streams of a step. values: float32 [streams, T, hidden], as they were predicted or corrected last.
+    loras: the adapters of the step.
+    """
 
-    def __init__(self, of: _Decoder, spec: StreamsSpec, x: F32) -> None:
-        self._of, self._spec = of, spec
+    def __init__(self, of: _Decoder, spec: StreamsSpec, x: F32, loras: LoraTokens) -> None:
+        self._of, self._spec, self._loras = of, spec, loras
         others = [_scaled(self._linear(x, f"stream_in.{k}"), x) for k in range(1, spec.num_streams)]
         self.values: F32 = np.stack([x, *others])
 
@@ -60,7 +62,7 @@ class NumpyStreams:
         return first
 
     def _linear(self, x: F32, name: str) -> F32:
-        return self._of.linear(x, name, ())
+        return self._of.linear(x, name, self._loras)
 
     def _routed(self, x: F32, p: str) -> F32:
         h = self._of.norm(x, p + "streams_norm") / np.float32(x.shape[1])

@@ -90,12 +90,14 @@ _SCREEN, _ERRORS, _MOST = "screen", "screen.errors", "screen.most"
 class Parts(Generic[C]):
     """Adds matrices and vectors to ``core`` by name. Each is packed from ``weights`` or taken from ``file``.
 
-    matrices: name → the number of a matrix in the core. inputs: see `scaled`. exact: integer weights take 15-bit
+    matrices, vectors: name → the number of a matrix, or of a weight that is a vector, in the core. inputs: see
+    `scaled`. exact: integer weights take 15-bit
     activations. Methods raise PackedFileError if the file has no part with this name, shape and format.
     """
 
     def __init__(self, core: C, weights: Weights, *, exact: bool, file: PackedFile | None = None) -> None:
-        self.core, self.matrices, self.inputs = core, dict[str, int](), dict[str, F32]()
+        self.core, self.matrices, self.vectors = core, dict[str, int](), dict[str, int]()
+        self.inputs = dict[str, F32]()
         self.weights, self._exact, self._file = weights, exact, file
         self._formats: dict[str, str] = {}
         self._arrays: dict[str, Part] = {}  # packed parts that are not in the core
@@ -144,7 +146,8 @@ class Parts(Generic[C]):
 
     def weight(self, name: str) -> int:
         """Add a weight as a vector."""
-        return self.vector(name, self.weights[name].dequantize)
+        number = self.vectors[name] = self.vector(name, self.weights[name].dequantize)
+        return number
 
     def table(self, name: str, make: Callable[[], F32]) -> F32:
         """Return the array that ``make`` computes, in float32."""

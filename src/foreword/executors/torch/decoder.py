@@ -61,7 +61,7 @@ class Decoder(Generic[StepType]):
         self.positions = load("positions") if spec.num_positions else None
         self.embed_norm = Norm(spec, "embed_norm" if spec.embed_norm else None, load)
         self.per_layer = None if spec.per_layer is None else PerLayerInputs(spec, spec.per_layer, load)
-        self.streams = None if spec.streams is None else Streams(spec, spec.streams, load)
+        self.streams = None if spec.streams is None else Streams(spec.streams, load)
         self.layers = [
             Layer(spec, i, load, mixer, compile=compile)
             if layer.aside is None
@@ -70,6 +70,7 @@ class Decoder(Generic[StepType]):
         ]
         products: list[Changeable] = [p for layer in self.layers for p in layer.products]
         products += [] if self.per_layer is None else [self.per_layer.project]
+        products += [] if self.streams is None else self.streams.products
         self.products = list({product.parts: product for product in products}.values())
         self.final_norm = Norm(spec, "final_norm", load)
         self.head_dense = load("head_dense") if spec.head_dense else None
@@ -95,7 +96,7 @@ class Decoder(Generic[StepType]):
         inputs = None if self.per_layer is None else self.per_layer(x, step.input_ids, step.loras)
         h = first = x
         aside: Tensor | None = None  # the output of a layer that the next one reads
-        streams = None if self.streams is None else self.streams.begin(x)
+        streams = None if self.streams is None else self.streams.begin(x, step.loras)
         late: Tensor | None = None  # what the experts of the layer before add
         for i, layer in enumerate(self.layers):
             if isinstance(layer, AsideLayer):
@@ -109,7 +110,7 @@ class Decoder(Generic[StepType]):
                 x = layer.finish(x, own, step.loras)
             else:
                 streams = layer.update(streams, own, step)
-        return x if streams is None or self.streams is None else self.streams.merged(streams)
+        return x if streams is None or self.streams is None else self.streams.merged(streams, step.loras)
 
     def hidden_states(self, x: Tensor) -> Tensor:
         """Return norm(x, final_norm)."""
@@ -171,6 +172,7 @@ class Layer(Generic[StepType]):
             self.products += [gate, out]
         self.activation = ACTIVATIONS[spec.activation]
         self.streams = None if spec.streams is None else StreamUpdate(spec, spec.streams, prefix, load)
+        self.products += [] if self.streams is None else self.streams.products
         self.scale = load(prefix + "layer_scale") if spec.layer_scales else None
         self._input: Callable[[Tensor], Tensor] = rounded if spec.rounds_inputs else lambda h: h
         self.late = None if layer.late_moe is None else Experts(prefix, spec, layer.late_moe, load)
@@ -213,12 +215,12 @@ class Layer(Generic[StepType]):
         assert of is not None
         assert self.attn_norm is not None
         assert self.mixer is not None
-        predicted = of.predict(streams)
+        predicted = of.predict(streams, step.loras)
         x = predicted[0]
         h = self.attn_norm(x)
         x = x + _scaled(self.post_attn_norm(self.mixer(h, step)), self.mixer_scale)
-        x, _ = self._after_mixer((x + of.laurel(h)) * 0.5**0.5, h, None, step.loras)
-        streams = of.correct(predicted, x)
+        x, _ = self._after_mixer((x + of.laurel(h, step.loras)) * 0.5**0.5, h, None, step.loras)
+        streams = of.correct(predicted, x, step.loras)
         first = streams[0] if of.scale is None else streams[0] * of.scale
         return torch.cat([streams[:1], streams[1:] + self._of_inputs(first, inputs, step.loras)])
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm
+from torch.nn.functional import embedding, rms_norm
 
 from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.norms import Norm
-from foreword.executors.torch.weights import Loader
+from foreword.executors.torch.weights import Linear, Loader
 from foreword.models.spec import DecoderSpec, PerLayerSpec, StreamsSpec
 
 
@@ -30,21 +30,30 @@ class PerLayerInputs:
 
 
 class Streams:
-    """The streams of a model before the first and after the last layer: see `StreamsSpec`."""
+    """The streams of a model before the first and after the last layer: see `StreamsSpec`. products: those that
+    adapters may change.
+    """
 
-    def __init__(self, spec: DecoderSpec, of: StreamsSpec, load: Loader) -> None:
+    def __init__(self, of: StreamsSpec, load: Loader) -> None:
         others = range(1, of.num_streams)
-        self.into, self.out = ([load(f"{name}.{k}") for k in others] for name in ("stream_in", "stream_out"))
+        self.into, self.out = ([_small(load, f"{name}.{k}") for k in others] for name in ("stream_in", "stream_out"))
+        self.products = [*self.into, *self.out]
 
-    def begin(self, x: Tensor) -> Tensor:
+    def begin(self, x: Tensor, loras: ProductChanges | None) -> Tensor:
         """Make the streams from the embeddings: [T, hidden] → [streams, T, hidden]."""
-        return torch.stack([x, *(_scaled_like(linear(x, matrix), x) for matrix in self.into)])
+        return torch.stack([x, *(_scaled_like(product(x, loras), x) for product in self.into)])
 
-    def merged(self, streams: Tensor) -> Tensor:
+    def merged(self, streams: Tensor, loras: ProductChanges | None) -> Tensor:
         """Return the mean of the streams: [streams, T, hidden] → [T, hidden]."""
         first = streams[0]
-        others = (_scaled_like(linear(x, matrix), first) for x, matrix in zip(streams[1:], self.out, strict=True))
+        products = zip(self.out, streams[1:], strict=True)
+        others = (_scaled_like(product(x, loras), first) for product, x in products)
         return torch.stack([first, *others]).mean(0)
+
+
+def _small(load: Loader, name: str) -> Linear:
+    """Return a matrix in the model's dtype, whatever the weight format."""
+    return load.linear("", [name], dtype=load.dtype)
 
 
 def _scaled_like(y: Tensor, x: Tensor) -> Tensor:
@@ -54,7 +63,9 @@ def _scaled_like(y: Tensor, x: Tensor) -> Tensor:
 
 
 class StreamUpdate:
-    """Predicts and corrects the streams in one layer, and computes what it has beside attention."""
+    """Predicts and corrects the streams in one layer, and computes what it has beside attention. products: those that
+    adapters may change.
+    """
 
     def __init__(self, spec: DecoderSpec, of: StreamsSpec, prefix: str, load: Loader) -> None:
         self.count = of.num_streams
@@ -62,22 +73,22 @@ class StreamUpdate:
             Norm(spec, prefix + "streams_norm", load),
             Norm(spec, prefix + "laurel_norm", load),
         )
-        names = ("router", "predict", "correct")
-        self.router, self._predict, self._correct = (load(f"{prefix}streams_{name}") for name in names)
+        names = ("streams_router", "streams_predict", "streams_correct", "laurel_left", "laurel_right")
+        self.products = [_small(load, prefix + name) for name in names]
+        self.router, self._predict, self._correct, self.left, self.right = self.products
         self.scale = load(prefix + "streams_scale") if of.scales_first else None
-        self.left, self.right = load(prefix + "laurel_left"), load(prefix + "laurel_right")
 
-    def _routed(self, x: Tensor) -> Tensor:
-        return torch.tanh(linear(self.norm(x) / x.shape[1], self.router))
+    def _routed(self, x: Tensor, loras: ProductChanges | None) -> Tensor:
+        return torch.tanh(self.router(self.norm(x) / x.shape[1], loras))
 
-    def predict(self, streams: Tensor) -> Tensor:
-        factors = linear(self._routed(streams[0]), self._predict).unflatten(1, (self.count, self.count))
+    def predict(self, streams: Tensor, loras: ProductChanges | None) -> Tensor:
+        factors = self._predict(self._routed(streams[0], loras), loras).unflatten(1, (self.count, self.count))
         return streams + torch.einsum("tkj,jtd->ktd", factors, streams)
 
-    def correct(self, predicted: Tensor, x: Tensor) -> Tensor:
+    def correct(self, predicted: Tensor, x: Tensor, loras: ProductChanges | None) -> Tensor:
         """Correct the predicted streams by x, the output of the layer for the first stream."""
-        factors = 1 + linear(self._routed(x), self._correct)
+        factors = 1 + self._correct(self._routed(x, loras), loras)
         return predicted + factors.T[:, :, None] * (x - predicted[0])
 
-    def laurel(self, h: Tensor) -> Tensor:
-        return h + self.laurel_norm(linear(linear(h, self.left), self.right))
+    def laurel(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
+        return h + self.laurel_norm(self.right(self.left(h, loras), loras))

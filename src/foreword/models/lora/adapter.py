@@ -21,13 +21,13 @@ FileStates = tuple[str, ...]
 
 MAX_RANK = 256
 _TARGET = re.compile(
-    r"per_layer_in|layers\.\d+\.("
+    r"per_layer_in|stream_(in|out)\.\d+|layers\.\d+\.("
     r"q|k|v|q_a|kv_a|k_b|v_b|attn_gate|o|index_q|index_k|index_weights|"
     r"state\.(q|k|v|z|dt|beta|z_low|dt_low|o)|"
     r"((shared|experts\.\d+)\.)?(gate|up|down)|router|shared_gate|latent_in|latent_out|"
-    r"per_layer_gate|per_layer_out)"
+    r"per_layer_gate|per_layer_out|streams_router|streams_predict|streams_correct|laurel_left|laurel_right)"
 )
-"""The canonical names of linear layers, but for those of several streams, and of logits."""
+"""The canonical names of linear layers, but for that of logits."""
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 """The beginning of the name of a tensor of a layer, up to the number of the layer."""
 _OF_THIS_MODEL = "Use an adapter that was made for this model"

@@ -13,7 +13,7 @@ from foreword.models.lora.adapter import LoraAdapter, LoraPair, factors_of, in_o
 from foreword.models.spec import DecoderSpec
 
 _TENSOR = re.compile(r"(.+)\.weight\.lora_([ab])")
-_OF_HEADS = ("attn_k_b", "attn_v_b")
+_NOT_CHANGED = ("attn_k_b", "attn_v_b", "altup_proj", "altup_unembd_proj")
 """The ends of the names of matrices whose changes llama.cpp does not apply."""
 _CONVERT_AGAIN = "Convert the adapter again"
 
@@ -37,7 +37,7 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
     family = GGUF_FAMILIES[architecture]
     alpha = gguf.get("adapter.lora.alpha", float, 0.0)
     modules = modules_of(spec, family.names_in_gguf(spec), family.numbers(spec))
-    modules = {name: module for name, module in modules.items() if not name.endswith(_OF_HEADS)}
+    modules = {name: module for name, module in modules.items() if not name.endswith(_NOT_CHANGED)}
     pairs: dict[str, LoraPair] = {}
     for name, (a, b) in factors_of(path, gguf.tensors, _TENSOR, modules, _CONVERT_AGAIN).items():
         rank = b.shape[-1]
