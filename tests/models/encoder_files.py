@@ -1,5 +1,6 @@
 """Encoders of images of tiny models as GGUF files: the names and metadata of converters, written out by hand."""
 
+import math
 import re
 
 import numpy as np
@@ -13,7 +14,13 @@ PROJECTORS = {
         "multi_modal_projector.mm_input_projection_weight": "mm.input_projection.weight",
         "multi_modal_projector.mm_soft_emb_norm.weight": "mm.soft_emb_norm.weight",
     },
+    "lfm2-vl": {
+        f"multi_modal_projector.{module}.{kind}": f"mm.{own}.{kind}"
+        for module, own in (("layer_norm", "input_norm"), ("linear_1", 1), ("linear_2", 2))
+        for kind in ("weight", "bias")
+    },
 }
+PROJECTORS["lfm2-vl-plain"] = PROJECTORS["lfm2-vl"]
 BLOCK = {
     "layer_norm1": "ln1", "layer_norm2": "ln2", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.out_proj": "attn_out", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
@@ -30,6 +37,7 @@ QWEN = {
     "qwen2-vl": "qwen2vl_merger", "qwen2.5-vl": "qwen2.5vl_merger", "qwen3-vl": "qwen3vl_merger",
     "qwen3-vl-moe": "qwen3vl_merger", "qwen3.5": "qwen3vl_merger",
 }  # fmt: skip
+LFM2 = ("lfm2-vl", "lfm2-vl-plain")
 FEATURES = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
 FIRST_FEATURES = 0  # the only layer of the recorded models that has some
 
@@ -64,11 +72,15 @@ def encoder_tensors(name, tensors):
     for key, value in tensors.items():
         own = re.sub(r"^(model\.)?(vision_tower|vision_model)\.(vision_model\.)?", "v/", key).removeprefix("model.")
         if own in PROJECTORS[name]:
-            found[PROJECTORS[name][own]] = value + (1 if "norm" in own else 0)
+            found[PROJECTORS[name][own]] = value + (1 if "soft_emb_norm" in own else 0)
         elif layer := re.fullmatch(r"v/encoder\.layers\.(\d+)\.(.+)\.(weight|bias)", own):
             found[f"v.blk.{layer[1]}.{BLOCK[layer[2]]}.{layer[3]}"] = value
         elif (whole := re.fullmatch(r"v/(.+)\.(weight|bias)", own)) and whole[1] in WHOLE:
             found[f"{WHOLE[whole[1]]}.{whole[2]}"] = value
+    patch = found["v.patch_embd.weight"]
+    if patch.ndim == 2:  # rows of pixels
+        side = math.isqrt(patch.shape[1] // 3)
+        found["v.patch_embd.weight"] = np.ascontiguousarray(patch.reshape(-1, side, side, 3).transpose(0, 3, 1, 2))
     return found
 
 
@@ -97,16 +109,18 @@ def encoder_metadata(name, own):
     if name in QWEN:
         projector, eps, (vision, more) = QWEN[name], 1e-6, qwen_metadata(name, own)
     else:
-        projector, eps = name, own["layer_norm_eps"]
+        projector, eps = "lfm2" if name in LFM2 else name, own["layer_norm_eps"]
         vision = {
-            "image_size": own["image_size"], "patch_size": own["patch_size"], "embedding_length": own["hidden_size"],
+            "image_size": own.get("image_size", 256), "patch_size": own["patch_size"],
+            "embedding_length": own["hidden_size"],
             "feed_forward_length": own["intermediate_size"], "block_count": own["num_hidden_layers"],
             "attention.head_count": own["num_attention_heads"], "projection_dim": 32,
         }  # fmt: skip
-        of_kind = {"projector.scale_factor": 2, "preproc_image_size": 56}
-        vision |= of_kind if name == "idefics3" else {"projector.scale_factor": 1}
+        vision["projector.scale_factor"] = 1 if name == "gemma3" else 2
+        vision |= {"preproc_image_size": 56} if name == "idefics3" else {}
         more = {f"clip.vision.image_{key}": ("[f32]", [0.5] * 3) for key in ("mean", "std")}
         more["clip.use_gelu"] = ("bool", True)
+        more |= {"clip.vision.image_resize_algo": ("str", "bilinear")} if name in LFM2 else {}
     return {
         "general.architecture": ("str", "clip"), "clip.has_vision_encoder": ("bool", True),
         "clip.projector_type": ("str", projector), "clip.vision.attention.layer_norm_epsilon": ("f32", eps),

@@ -18,9 +18,10 @@ from foreword.errors import ConfigError, ModelError, RequestError
 from foreword.models.gguf_names import mmproj_of
 from foreword.models.loader import load_model
 from foreword.models.vision_files import read_mmproj
+from foreword.models.vision_spec import AreaProcessing, GridProcessing
 from foreword.native import available
 from models import gguf_models
-from models.encoder_files import QWEN, encoder_tensors, write_encoder
+from models.encoder_files import LFM2, QWEN, encoder_tensors, write_encoder
 from models.recorded import make
 from models.running import FLOATS
 from models.seeing import CONVERSATIONS, recorded, write_seeing_model
@@ -37,7 +38,8 @@ def decoder_tensors(tensors):
     own = {}
     for key, value in tensors.items():
         name = re.sub(r"^model\.(text_model|language_model)\.", "model.", key).removeprefix("language_model.")
-        if name.startswith(("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")):
+        parts = ("model.layers.", "model.embed_tokens.", "model.norm.", "model.embedding_norm.", "lm_head.")
+        if name.startswith(parts):
             own[name] = value
     return own
 
@@ -50,6 +52,11 @@ def pair(request, tmp_path_factory):
 @pytest.fixture(scope="module", params=QWEN)
 def qwen(request, tmp_path_factory):
     return made(request.param, tmp_path_factory.mktemp("qwen"))
+
+
+@pytest.fixture(scope="module", params=LFM2)
+def lfm2(request, tmp_path_factory):
+    return made(request.param, tmp_path_factory.mktemp("lfm2"))
 
 
 def made(name, place, has_sections=True):
@@ -133,7 +140,12 @@ def test_an_encoder_of_qwen_in_a_file_gives_the_answers_of_transformers(qwen, tm
         outputs = llm.chat(CONVERSATIONS, GREEDY, progress=False)
     assert [output.outputs[0].token_ids for output in outputs] == record["tokens"]
     of_file, of_folder = load_model(file, mmproj=given), load_model(folder)
-    ours, theirs = of_file.images.spec, of_folder.images.spec  # files have numbers in float32
+    assert_same_encoder(of_file, of_folder, of_file.images.spec)
+
+
+def assert_same_encoder(of_file, of_folder, ours):
+    """ours: the spec of the encoder of the file."""
+    theirs = of_folder.images.spec  # files have numbers in float32
     for one, other in zip(astuple(ours.normalization), astuple(theirs.normalization), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-7)
     tower = replace(ours.tower, norm_eps=theirs.tower.norm_eps)
@@ -144,6 +156,74 @@ def test_an_encoder_of_qwen_in_a_file_gives_the_answers_of_transformers(qwen, tm
     assert of_file.images.weights.keys() == of_folder.images.weights.keys()
     for key, tensor in of_file.images.weights.items():
         assert np.array_equal(tensor.dequantize(), of_folder.images.weights[key].dequantize()), key
+
+
+PROCESSING = ("tile_size", "min_tiles", "max_tiles", "min_image_tokens", "max_image_tokens", "max_pixels_tolerance")
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("kind", ["numpy", "native"])
+def test_an_encoder_of_lfm2_vl_in_a_file_gives_the_answers_of_transformers_with_its_processing(lfm2, tmp_path, kind):
+    name, record, folder, file, tensors = lfm2
+    if kind == "native" and not available():
+        pytest.skip("needs the native module")
+    given = write_encoder(tmp_path / "given.gguf", name, record, tensors)
+    asked = {key: record["files"]["preprocessor_config.json"][key] for key in PROCESSING}
+    with LLM(file, mmproj=given, **{**OPTIONS, "executor": kind, **FLOATS[kind]}) as llm:
+        outputs = llm.chat(CONVERSATIONS, GREEDY, progress=False, mm_processor_kwargs=asked)
+    assert [output.outputs[0].token_ids for output in outputs] == record["tokens"]
+    of_file = load_model(file, mmproj=given)
+    assert_same_encoder(of_file, load_model(folder), of_file.images.processing.spec(asked))
+
+
+def test_a_file_of_lfm2_vl_has_the_processing_of_the_published_configurations(lfm2, tmp_path):
+    name, record, _, file, tensors = lfm2
+    path = write_encoder(tmp_path / "x.gguf", name, record, tensors, {"clip.vision.image_resize_algo": None})
+    spec = load_model(file, mmproj=path).images.spec
+    grid = GridProcessing(512, 2, 10, 2 * 256 * 16**2, 8, has_whole=True)
+    assert spec.processing == AreaProcessing(16, 64 * 16**2, 256 * 16**2, 16, grid)
+    assert spec.normalization.resample == 2
+    cubic = {"clip.vision.image_resize_algo": ("str", "bicubic")}
+    path = write_encoder(tmp_path / "x.gguf", name, record, tensors, cubic)
+    assert load_model(file, mmproj=path).images.spec.normalization.resample == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"clip.vision.image_resize_algo": ("str", "nearest")}, "image_resize_algo = 'nearest' is not supported"),
+        ({"clip.vision.image_resize_algo": ("u32", 2)}, "image_resize_algo is 2, not of type str"),
+        ({"clip.vision.projector.scale_factor": ("u32", 3)}, "tile_size 512 is not a multiple of 24, the pixels of a"),
+        ({"clip.vision.projector.scale_factor": ("u32", 4)}, r"(input_norm|mm\.1)\.weight .* has shape"),
+        ({"clip.vision.attention.head_count": ("u32", 5)}, "hidden_size 32 is not a multiple of 5 heads"),
+        ({"clip.vision.patch_size": ("u32", 16)}, r"v\.patch_embd\.weight .* has shape"),
+        ({"clip.vision.image_mean": ("[f32]", [math.nan] * 3)}, r"image_mean is \[nan.*not three finite numbers"),
+    ],
+)
+def test_an_encoder_of_lfm2_vl_that_is_not_computed_is_refused_by_name(lfm2, tmp_path, change, reason):
+    name, record, _, file, tensors = lfm2
+    path = write_encoder(tmp_path / "x.gguf", name, record, tensors, change)
+    with pytest.raises(ModelError, match=reason):
+        load_model(file, mmproj=path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"mm.1.weight": None}, r"tensor mm\.1\.weight \(proj\) (is missing|.*has shape)"),
+        ({"mm.2.weight": np.ones((64, 40), np.float32)}, "vectors have 64 numbers, the embeddings of the model 32"),
+        ({"mm.1.bias": None}, r"tensor mm\.2\.bias is not part of"),
+        ({"mm.input_norm.bias": None}, r"tensor mm\.input_norm\.bias .* is missing"),
+        ({"mm.input_norm.weight": None}, r"tensor mm\.input_norm\.bias is not part of"),
+        ({"v.position_embd.weight": np.ones((24, 32), np.float32)}, "num_patches = 24 is not a square"),
+        ({"v.patch_embd.weight": np.ones((32, 192), np.float32)}, r"v\.patch_embd\.weight .* has shape \(32, 192\)"),
+    ],
+)
+def test_damaged_tensors_of_lfm2_vl_are_refused_by_name(tmp_path, change, reason):
+    name, record, _, file, tensors = made("lfm2-vl", tmp_path)
+    found = {key: value for key, value in {**tensors, **change}.items() if value is not None}
+    with pytest.raises(ModelError, match=reason):
+        load_model(file, mmproj=write_encoder(tmp_path / "x.gguf", name, record, found))
 
 
 def test_a_file_without_bounds_of_pixels_has_those_of_the_published_configurations(qwen, tmp_path):
@@ -257,7 +337,7 @@ def test_experts_in_one_tensor_are_read_in_either_order_of_their_dimensions(tmp_
         ({"general.architecture": ("str", "llama")}, "architecture 'llama' is not an encoder of images"),
         (
             {"clip.projector_type": ("str", "ldp")},
-            "projector 'ldp' is not supported. Supported are gemma3, idefics3, qwen2",
+            "projector 'ldp' is not supported. Supported are gemma3, idefics3, lfm2, qwen2",
         ),
         ({"clip.use_gelu": ("bool", False)}, "hidden_act = 'quick_gelu' is not supported"),
         ({"clip.vision.attention.head_count": ("u32", 5)}, "hidden_size 32 is not a multiple of 5 heads"),

@@ -25,7 +25,7 @@ from foreword.executors.encoder import EncoderLayers
 from foreword.executors.functions import FloatWeights
 from foreword.executors.options import NativeOptions
 from foreword.executors.vision.encoder import Grid, ImageEncoder
-from foreword.executors.vision.processing import division_of, num_vectors, patches_of, tiles_of
+from foreword.executors.vision.processing import division_of, num_vectors, patches_of, text_of, tiles_of
 from foreword.executors.vision.towers import native_tower, numpy_tower
 from foreword.models.loader import load_model
 from foreword.models.vision_spec import CropProcessing
@@ -39,7 +39,7 @@ RECORDED = recorded()
 OPTIONS = {"max_model_len": 160, "block_size": 4}
 SEEING_ALL = ("gemma3", "gemma3-crops", "qwen3-vl", "qwen3-vl-moe")
 """Models whose vectors see each other, or have features for later layers."""
-MADE_SMALLER = ("gemma3", "gemma3-crops", "idefics3", "smolvlm")
+MADE_SMALLER = ("gemma3", "gemma3-crops", "idefics3", "smolvlm", "lfm2-vl", "lfm2-vl-plain")
 """Models whose processors make images smaller, for which Pillow 13, with which they were recorded, rounds otherwise."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -65,10 +65,11 @@ def recorded_name(request):
 def test_tiles_are_those_of_the_processor_to_the_last_bit(folders, recorded_name):
     spec = load_model(folders[recorded_name]).images.spec
     tiles = [tiles_of(image(7, *size), spec) for size in SIZES]
-    assert [[len(one), hashlib.sha256(one.tobytes()).hexdigest()] for one in tiles] == RECORDED[recorded_name]["pixels"]
+    digests = (hashlib.sha256(b"".join(tile.tobytes() for tile in one)).hexdigest() for one in tiles)
+    assert [list(one) for one in zip(map(len, tiles), digests, strict=True)] == RECORDED[recorded_name]["pixels"]
     side = spec.patch_size * spec.factor
     for size, one in zip(SIZES, tiles, strict=True):
-        assert num_vectors(size, spec) == len(one) * (one.shape[2] // side) * (one.shape[3] // side)
+        assert num_vectors(size, spec) == sum((tile.shape[1] // side) * (tile.shape[2] // side) for tile in one)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 200), (200, 1), (1, 199)])
@@ -78,7 +79,7 @@ def test_the_thinnest_image_has_a_whole_tile_across(folders, width, height):
     spec = replace(spec, processing=replace(spec.processing, longest=7 * tile))
     division = division_of((width, height), spec)
     assert (division.columns, division.rows) == ((7, 1) if width > height else (1, 7))
-    assert tiles_of(image(7, width, height), spec).shape == (8, 3, tile, tile)
+    assert [one.shape for one in tiles_of(image(7, width, height), spec)] == [(3, tile, tile)] * 8
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_vectors_are_those_of_the_encoder(folders, recorded_name):
         encoder = ImageEncoder(loaded, tower, 0)
         for picture, expected in zip(IMAGES[0], RECORDED[recorded_name]["vectors"], strict=True):
             tiles = tiles_of(picture, loaded.spec)
-            found = np.concatenate(encoder.vectors(tiles))[::3]
+            found = np.concatenate([encoder.vectors(tile[None])[0] for tile in tiles])[::3]
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
@@ -201,6 +202,20 @@ def test_values_of_the_processor_of_a_request_are_those_of_a_configuration(folde
 @pytest.mark.parametrize(
     ("name", "asked", "reason"),
     [
+        ("lfm2-vl", {"min_image_tokens": 7}, r"images have at least 7 and at most 6 vectors\)\. Give"),
+        ("lfm2-vl", {"max_image_tokens": 1 << 17}, "max_image_tokens = 131072 is not from 1 to 65536"),
+        ("lfm2-vl", {"max_image_tokens": "6"}, "max_image_tokens = '6': expected an integer from 1 to 16777216"),
+        ("lfm2-vl", {"tile_size": 33}, "tile_size 33 is not a multiple of 16, the pixels of a vector"),
+        ("lfm2-vl", {"tile_size": 4096}, "max_tiles = 4 of tile_size 4096 have more than 16777216 pixels"),
+        ("lfm2-vl", {"min_tiles": 5}, "min_tiles = 5 and max_tiles = 4 are not 2 or more, and in order"),
+        ("lfm2-vl", {"min_tiles": 1}, "min_tiles = 1 and max_tiles = 4 are not 2 or more, and in order"),
+        ("lfm2-vl", {"max_tiles": 65}, "max_tiles = 65: expected an integer from 1 to 64"),
+        ("lfm2-vl", {"max_pixels_tolerance": 0}, "max_pixels_tolerance = 0: expected a finite number above 0"),
+        ("lfm2-vl", {"use_thumbnail": 1}, "use_thumbnail = 1: expected true or false"),
+        ("lfm2-vl", {"do_image_splitting": False, "max_tiles": 3}, "max_tiles = 3: has no effect without tiles"),
+        ("lfm2-vl", {"size": {"height": 9, "width": 9}}, "size = .*: is not a value of the model's processor"),
+        ("lfm2-vl", {"encoder_patch_size": 8}, "encoder_patch_size = 8: is not a value of the model's processor"),
+        ("lfm2-vl", {"max_pixels": 900}, "max_pixels = 900: is not a value of the model's processor"),
         ("gemma3", {"do_pan_and_scan": "yes"}, r"kwargs\.do_pan_and_scan = 'yes': expected true or false"),
         ("gemma3", {"pan_and_scan_min_crop_size": 8}, "min_crop_size = 8: has no effect without pan and scan"),
         ("gemma3", {"pan_and_scan_max_num_crops": 65}, "max_num_crops = 65: expected an integer from 1 to 64"),
@@ -347,6 +362,24 @@ def test_spans_of_any_length_see_what_the_definition_says(folders):
         ("gemma3", "preprocessor_config.json", {"pan_and_scan_max_num_crops": 65}, "crops = 65 is not from 1 to 64"),
         ("qwen2-vl", "config.json", {"image_token_id": 3}, "its tokenizer has no token of image_token_id"),
         ("qwen3-vl", "config.json", {"vision_config": {"depth": 2}}, "deepstack_visual_indexes has 8, not an integer"),
+        ("lfm2-vl", "config.json", {"vision_feature_layer": -2}, "vision_feature_layer = -2 is not supported"),
+        ("lfm2-vl", "config.json", {"projector_hidden_act": "tanh"}, "projector_hidden_act = 'tanh' is not supported"),
+        ("lfm2-vl", "config.json", {"projector_bias": False}, r"multi_modal_projector\.linear_1\.bias is not part of"),
+        ("lfm2-vl", "config.json", {"projector_hidden_size": 48}, r"linear_1\.weight .* has shape \(40, 128\)"),
+        ("lfm2-vl", "config.json", {"image_token_id": 3}, "its tokenizer has no token of image_token_id"),
+        ("lfm2-vl", "config.json", {"downsample_factor": 4}, "downsample_factor is 2, that of the encoder is 4"),
+        (
+            "lfm2-vl",
+            "preprocessor_config.json",
+            {"encoder_patch_size": 16},
+            "encoder_patch_size is 16, .* encoder is 8",
+        ),
+        ("lfm2-vl", "preprocessor_config.json", {"tile_size": 40}, "tile_size 40 is not a multiple of 16"),
+        ("lfm2-vl", "preprocessor_config.json", {"min_tiles": 1}, "min_tiles = 1 and max_tiles = 4 are not 2 or more"),
+        ("lfm2-vl", "preprocessor_config.json", {"min_image_tokens": 9}, "at least 9 and at most 6 vectors"),
+        ("lfm2-vl", "preprocessor_config.json", {"do_normalize": False}, "do_normalize = False is not supported"),
+        ("lfm2-vl", "preprocessor_config.json", {"use_thumbnail": "no"}, "use_thumbnail is 'no', not of type bool"),
+        ("lfm2-vl", "processor_config.json", {"use_image_special_tokens": 1}, "special_tokens is 1, not of type bool"),
     ],
 )
 def test_images_that_are_not_computed_are_refused_by_name_and_texts_are_not(tmp_path, name, file, change, reason):
@@ -359,6 +392,34 @@ def test_images_that_are_not_computed_are_refused_by_name_and_texts_are_not(tmp_
         with pytest.raises(RequestError, match=rf"messages\[0\]\.content\[0\].*the model takes no image: .*{reason}"):
             llm.chat(CONVERSATIONS[0], GREEDY)
         assert llm.chat(CONVERSATIONS[2], GREEDY, progress=False)[0].outputs[0].token_ids == record["tokens"][2]
+
+
+def test_the_number_of_positions_must_be_a_square_and_patches_rows_of_pixels(tmp_path):
+    record = RECORDED["lfm2-vl"]
+    config = record["files"]["config.json"]
+    own = {**config, "vision_config": {**config["vision_config"], "num_patches": 24}}
+    files = {**record["files"], "config.json": own}
+    reason = load_model(write_seeing_model(tmp_path / "positions", {**record, "files": files})).no_images
+    assert "vision_config.num_patches = 24 is not a square" in reason
+    tensors = random_tensors(record["shapes"])
+    key = "model.vision_tower.embeddings.patch_embedding.weight"
+    for damaged in (tensors[key][:, :-1], tensors[key][:-1]):
+        folder = write_seeing_model(tmp_path / "patches", record, {**tensors, key: damaged.copy()})
+        assert re.search(r"patch_embedding\.weight .* has shape", load_model(folder).no_images)
+    del tensors["model.multi_modal_projector.layer_norm.bias"]
+    reason = load_model(write_seeing_model(tmp_path / "norm", record, tensors)).no_images
+    assert "tensor multi_modal_projector.layer_norm.bias (proj_norm_bias) is missing" in reason
+
+
+def test_an_image_has_no_text_around_its_vectors_if_its_processor_says_so(tmp_path, folders):
+    files = {**RECORDED["lfm2-vl"]["files"]}
+    files["processor_config.json"] = {**files["processor_config.json"], "use_image_special_tokens": False}
+    folder = write_seeing_model(tmp_path, {**RECORDED["lfm2-vl"], "files": files})
+    spec, usual = (load_model(one).images.spec for one in (folder, folders["lfm2-vl"]))
+    for size in SIZES:
+        assert (
+            text_of(size, spec) == "<image>" * num_vectors(size, spec) == re.sub(r"<\|.*?\|>", "", text_of(size, usual))
+        )
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -508,7 +569,9 @@ def test_the_image_of_a_command_is_a_file_that_errors_name_and_no_url(folders, t
 
 
 def test_directories_of_the_older_form_give_the_same_answers(tmp_path):
-    """Qwen's with the keys of the text model beside vision_config, Gemma's with a further prefix of names."""
+    """Qwen's with the keys of the text model beside vision_config, Gemma's and LFM2-VL's with a further prefix of
+    names.
+    """
     record = RECORDED["qwen2.5-vl"]
     config = record["files"]["config.json"]
     text = dict(config["text_config"])
@@ -524,15 +587,18 @@ def test_directories_of_the_older_form_give_the_same_answers(tmp_path):
             for name, tensor in random_tensors(record["shapes"]).items()
         },
     )
-    gemma = write_seeing_model(
-        tmp_path / "gemma",
-        RECORDED["gemma3"],
-        {
-            name.replace("vision_tower.", "vision_tower.vision_model."): tensor
-            for name, tensor in random_tensors(RECORDED["gemma3"]["shapes"]).items()
-        },
+    gemma, lfm = (
+        write_seeing_model(
+            tmp_path / name,
+            RECORDED[name],
+            {
+                key.replace("vision_tower.", "vision_tower.vision_model."): tensor
+                for key, tensor in random_tensors(RECORDED[name]["shapes"]).items()
+            },
+        )
+        for name in ("gemma3", "lfm2-vl")
     )
-    for folder, name in ((qwen, "qwen2.5-vl"), (gemma, "gemma3")):
+    for folder, name in ((qwen, "qwen2.5-vl"), (gemma, "gemma3"), (lfm, "lfm2-vl")):
         with LLM(folder, executor="numpy", **OPTIONS) as llm:
             outputs = llm.chat(CONVERSATIONS[:2], GREEDY, progress=False)
         assert [output.outputs[0].token_ids for output in outputs] == RECORDED[name]["tokens"][:2]

@@ -7,6 +7,7 @@ import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from foreword.executors.transformers.media import load_processor
+from pytorch.pillow_resizing import processor_by_pillow
 
 TEXT = {
     "vocab_size": 320,
@@ -33,7 +34,8 @@ VISION = {
 SPECIAL = [
     "<eos>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|vision_start|>",
     "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<boi>", "<eoi>",
-    "<sound>", *[f"<row_{i}_col_{j}>" for i in (1, 2, 3) for j in (1, 2, 3)],
+    "<sound>", *[f"<row_{i}_col_{j}>" for i in (1, 2, 3) for j in (1, 2, 3)], "<|image_start|>", "<|image_end|>",
+    "<|img_thumbnail|>", *[f"<|img_row_{i}_col_{j}|>" for i in (1, 2, 3) for j in (1, 2, 3)],
 ]  # fmt: skip
 TOKENS = {text: 256 + i for i, text in enumerate(SPECIAL)}
 QWEN = {
@@ -156,6 +158,31 @@ def _gemma3_crops():
     )  # fmt: skip
 
 
+LFM2 = {
+    "downsample_factor": 2, "encoder_patch_size": 8, "tile_size": 32, "min_tiles": 2, "max_tiles": 4,
+    "min_image_tokens": 2, "max_image_tokens": 6, "max_pixels_tolerance": 1.5,
+}  # fmt: skip
+"""Those of the processor of LFM2-VL, as published but for smaller numbers."""
+
+
+def _lfm2_vl(**more):
+    text = {**TEXT, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+    vision = {key: value for key, value in VISION.items() if key != "image_size"} | {"patch_size": 8}
+    config = hf.Lfm2VlConfig(
+        text_config=hf.Lfm2Config(**text),
+        vision_config=hf.Siglip2VisionConfig(**vision, num_patches=25, vision_use_head=False),
+        image_token_id=TOKENS["<image>"],
+        projector_hidden_size=40,
+        tie_word_embeddings=False,
+        **more,
+    )
+    return hf.Lfm2VlForConditionalGeneration(config), LFM2
+
+
+def _lfm2_vl_plain():
+    return _lfm2_vl(projector_use_layernorm=False, projector_bias=False)
+
+
 def _glmasr():
     audio = {
         "num_mel_bins": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
@@ -181,11 +208,15 @@ MODELS = {
     "pixtral": (_pixtral, "PixtralProcessor", "[IMG]", {"patch_size": 7}),
     "idefics3": (_idefics3, "Idefics3Processor", "<image>", {"image_seq_len": 4}),
     "smolvlm": (_smolvlm, "SmolVLMProcessor", "<image>", {"image_seq_len": 4}),
+    "lfm2-vl": (_lfm2_vl, "Lfm2VlProcessor", "<image>", {}),
+    "lfm2-vl-plain": (_lfm2_vl_plain, "Lfm2VlProcessor", "<image>", {}),
     "glmasr": (_glmasr, "GlmAsrProcessor", "<sound>", {"audio_token": "<sound>"}),
     "gemma3": (_gemma3, "Gemma3Processor", "<boi>", {"image_seq_length": 16}),
     "gemma3-crops": (_gemma3_crops, "Gemma3Processor", "<boi>", {"image_seq_length": 16}),
 }  # fmt: skip
-"""Name → model and image processor, class of processor, placeholder of an image, settings of the processor."""
+"""Name → model and image processor or its settings, class of processor, placeholder of an image, settings of the
+processor.
+"""
 
 
 def save(folder, name):
@@ -199,7 +230,10 @@ def save(folder, name):
     model.generation_config = hf.GenerationConfig(eos_token_id=256, pad_token_id=256)
     model.save_pretrained(folder)
     tokenizer(place if not name.startswith("gemma3") else "<image>").save_pretrained(folder)
-    images.save_pretrained(folder)
+    if isinstance(images, dict):  # transformers has none without torchvision
+        (folder / "preprocessor_config.json").write_text(json.dumps(images))
+    else:
+        images.save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps({"processor_class": processor, **settings}))
     (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", place))
     return model.eval()
@@ -208,7 +242,8 @@ def save(folder, name):
 def load(folder):
     """The model in float32, and its processor."""
     model = hf.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
-    return model.eval(), load_processor(folder, model)
+    by_pillow = model.config.model_type == "lfm2_vl"
+    return model.eval(), processor_by_pillow(folder, "lfm2_vl") if by_pillow else load_processor(folder, model)
 
 
 def texts_of(folder, conversations):

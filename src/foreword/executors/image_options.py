@@ -15,7 +15,7 @@ from foreword.names import advice
 
 EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 """Bounds of the pixels of an image, and their names in the size of processors that have them."""
-_OF_CROPS = "pan_and_scan_"
+_OF_CROPS, _SPLITTING = "pan_and_scan_", "do_image_splitting"
 
 
 class _Kind(NamedTuple):
@@ -34,21 +34,34 @@ def _is_ratio(value: object) -> bool:
 
 
 _SWITCH = _Kind(lambda value: isinstance(value, bool), "true or false")
+_RATIO = _Kind(_is_ratio, "a finite number above 0")
 OPTIONS: Mapping[str, _Kind | None] = {
     "size": None,
     "max_image_size": None,
     "min_pixels": _integer(1, LARGEST_SIDE**2),
     "max_pixels": _integer(1, LARGEST_SIDE**2),
     "resample": _integer(FILTERS[0], FILTERS[-1]),
-    "do_image_splitting": _SWITCH,
+    "min_image_tokens": _integer(1, LARGEST_SIDE**2),
+    "max_image_tokens": _integer(1, LARGEST_SIDE**2),
+    _SPLITTING: _SWITCH,
+    "tile_size": _integer(1, LARGEST_SIDE),
+    "min_tiles": _integer(1, MOST_CROPS),
+    "max_tiles": _integer(1, MOST_CROPS),
+    "max_pixels_tolerance": _RATIO,
+    "use_thumbnail": _SWITCH,
     PAN_AND_SCAN: _SWITCH,
     f"{_OF_CROPS}min_crop_size": _integer(1, LARGEST_SIDE),
     f"{_OF_CROPS}max_num_crops": _integer(1, MOST_CROPS),
-    f"{_OF_CROPS}min_ratio_to_activate": _Kind(_is_ratio, "a finite number above 0"),
+    f"{_OF_CROPS}min_ratio_to_activate": _RATIO,
 }
 """The keys of a preprocessor_config.json on which the size and the number of tiles depend, each with the values that
 are followed. None: a size, which has the form of that of the configuration.
 """
+_SWITCHED: Mapping[str, tuple[str, frozenset[str]]] = {
+    PAN_AND_SCAN: ("pan and scan", frozenset(name for name in OPTIONS if name.startswith(_OF_CROPS))),
+    _SPLITTING: ("tiles", frozenset({"tile_size", "min_tiles", "max_tiles", "max_pixels_tolerance", "use_thumbnail"})),
+}
+"""What a switch turns on, and the options without effect if it is off."""
 
 
 def check_options(
@@ -69,10 +82,11 @@ def check_options(
         if not kind.takes(value):
             reason = f"expected {kind.expected}"
             raise RequestError(None, f"{PROCESSING}.{name}", value, reason, "Give one, or leave it out.")
-    crops = values.get(PAN_AND_SCAN, configured.get(PAN_AND_SCAN))
-    if not crops and (of_crops := next((name for name in values if name.startswith(_OF_CROPS)), None)) is not None:
-        reason, fix = "has no effect without pan and scan", f"Give {PAN_AND_SCAN} = true, too, or leave it out."
-        raise RequestError(None, f"{PROCESSING}.{of_crops}", values[of_crops], reason, fix)
+    for switch, (what, names) in _SWITCHED.items():
+        idle = next((name for name in values if name in names), None)
+        if idle is not None and not values.get(switch, configured.get(switch)):
+            reason, fix = f"has no effect without {what}", f"Give {switch} = true, too, or leave it out."
+            raise RequestError(None, f"{PROCESSING}.{idle}", values[idle], reason, fix)
     if values and (contradiction := _contradiction(values, configured, family)):
         what = f"the model does not follow it ({contradiction})"
         raise RequestError(None, PROCESSING, values, what, "Give other values, or leave it out.")

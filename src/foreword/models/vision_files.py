@@ -13,15 +13,7 @@ from foreword.errors import ModelError
 from foreword.models.config import USE_ITS_CONFIG, Config, read_config
 from foreword.models.families.base import Rows
 from foreword.models.families.vision import GGUF_VISION_FAMILIES, VISION_FAMILIES
-from foreword.models.families.vision_base import (
-    MODEL_KEYS,
-    NEVER,
-    PROCESSOR_KEYS,
-    VisionConfigs,
-    VisionFamily,
-    plain_name,
-    qkv_rows,
-)
+from foreword.models.families.vision_base import MODEL_KEYS, NEVER, VisionConfigs, VisionFamily, plain_name, qkv_rows
 from foreword.models.files import FileRows, ModelFile
 from foreword.models.gguf import GGUF, Strings, read_gguf
 from foreword.models.gguf_names import folders_of_mmproj, is_mmproj, mmproj_of
@@ -55,9 +47,12 @@ class ImageProcessing:
     given: VisionConfigs
 
     def configured(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values of those of the names that images of the family depend on."""
+        """Return the values of those of the names that images of the family depend on: those of any kind are not
+        read.
+        """
         keys, images = self.family.image_keys, self.given.images
-        return {name: images.value(name) for name in names if name in keys and keys[name].values != NEVER}
+        read = {name for name, key in keys.items() if key.values != NEVER and key.kind is not object}
+        return {name: images.value(name) for name in names if name in read}
 
     def spec(self, values: Mapping[str, object]) -> VisionSpec:
         """Return the spec with values in place of those of the configuration. Raise ModelError, which names no file,
@@ -106,11 +101,13 @@ def read_vision(
     images, processor = given.images, given.processor
     spec = _spec(family, given)
     own = {plain: tensor for name, tensor in tensors.items() if (plain := plain_name(name)) is not None}
+    if family.has_channels_last:
+        own = _with_channels_first(own, family.names["patch"], spec.patch_size)
     names: dict[str, str | Rows] = {**family.names, **family.fused(spec)}
     weights = vision_weights(folder, own, spec, names, norms_less_one=family.norms_less_one)
     unread = [f"vision_config.{key}" for key in given.tower.unread(family.tower_keys)]
     unread += [f"{images.path.name}: {images.part}{key}" for key in images.unread(family.image_keys)]
-    unread += [f"{processor.path.name}: {key}" for key in processor.unread(PROCESSOR_KEYS)]
+    unread += [f"{processor.path.name}: {key}" for key in processor.unread(family.processor_keys)]
     known = {**MODEL_KEYS, **family.model_keys}
     unread += given.model.unread({**text_keys, **known})
     loaded = _loaded(folder, spec, FileWeights(weights, files, config.values), tokenizer, unread, family, given)
@@ -183,13 +180,14 @@ def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVis
     _check_told(gguf, vector_size)
     tower = _tower_of(gguf, family)
     ids = tokenizer.added_token_ids
-    model, images = family.gguf_values(tower, ids)
+    shapes = {name: tensor.shape for name, tensor in gguf.tensors.items()}
+    model, images = family.gguf_values(tower, ids, shapes)
     images |= {f"image_{name}": _list(gguf.metadata.get(f"{_VISION}image_{name}")) for name in ("mean", "std")}
     given = VisionConfigs(
         model=Config(path, model, keys=family.model_keys),
         tower=tower,
         images=Config(path, images, keys=family.image_keys),
-        processor=Config(path, {}, keys=PROCESSOR_KEYS),
+        processor=Config(path, {}, keys=family.processor_keys),
         tokens={i: text for text, i in ids.items()},
         vector_size=vector_size,
     )
@@ -236,6 +234,17 @@ def _tower_of(gguf: GGUF, family: VisionFamily) -> Config:
     config = Config(gguf.path, values, keys=family.tower_keys, prefix=_VISION)
     shapes = {name: tensor.shape for name, tensor in gguf.tensors.items()}
     return replace(config, values={**values, **family.gguf_tower(config, shapes)})
+
+
+def _with_channels_first(tensors: Mapping[str, Tensor], name: str, patch_size: int) -> dict[str, Tensor]:
+    """Return the tensors of a directory with that of patches as [d, 3, P, P]: it has them as rows of pixels, each of
+    three channels [d, P · P · 3].
+    """
+    patch = tensors.get(name)
+    if patch is None or patch.shape[1:] != (3 * patch_size**2,):
+        return dict(tensors)  # refused as missing, or for its shape
+    pixels = patch.dequantize().reshape(-1, patch_size, patch_size, 3)
+    return {**tensors, name: float_tensor(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))}
 
 
 def _with_whole_patch(tensors: Mapping[str, Tensor], name: str) -> Mapping[str, Tensor]:
@@ -290,7 +299,7 @@ def _processor_configs(folder: Path, family: VisionFamily) -> tuple[Config, Conf
     """Return the configuration of the processor of images. Raise ModelError for a directory without one."""
     path, other = folder / "processor_config.json", folder / "preprocessor_config.json"
     values: Mapping[str, Any] = read_object(path) if path.exists() else {}
-    processor = Config(path, values, keys=PROCESSOR_KEYS)
+    processor = Config(path, values, keys=family.processor_keys)
     if isinstance(own := values.get("image_processor"), Mapping):
         return processor, Config(path, own, keys=family.image_keys, part="image_processor.")
     if other.exists():

@@ -1,13 +1,15 @@
 """An encoder of images as data: a vision transformer over patches, and a projector to the vectors of a decoder.
 
-An image becomes tiles of rows × columns patches: square ones (`TileProcessing`), or one of its own proportions
-(`AreaProcessing`). Of each tile, with its patches as rows [rows · columns, 3 · patch_size²], channel by channel:
+An image becomes tiles of rows × columns patches: square ones (`TileProcessing`), or one of its own proportions, which
+square ones may precede (`AreaProcessing`). Of each tile, with its patches as rows [rows · columns, 3 · patch_size²],
+channel by channel:
 
     x = patches Wpatch + bpatch + positions[ids]       see `VisionSpec.placing`; without num_positions: patches Wpatch
     x = tower(x)                                       the layers of `EncoderSpec`: every patch sees the whole tile,
                                                        or its window; rotated by its row (axis 0) and column (axis 1)
     v = shuffled(x, factor) Wproj                      projector "shuffle"
-    v = gelu(shuffled(x, factor) Wproj + b) Wout + b   projector "mlp"
+    v = act(shuffled(x, factor) Wproj + b) Wout + b    projector "mlp"; with a layer norm first, and without b, if its
+                                                       `MlpProjector` says so
     v = norm(pooled(x, factor), proj_norm) Wproj       projector "pool"
 
 With feature_layers, further vectors go from the states after these layers to the first layers of the decoder, each by a
@@ -24,22 +26,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
+from foreword.models.encoder_spec import EncoderActivation, EncoderSpec, encoder_weight_names
 
 Projector = Literal["shuffle", "mlp", "pool"]
-Placing = Literal["rows", "nearest", "linear"]
+Placing = Literal["rows", "nearest", "linear", "resized"]
 
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
     """The pixels of a tile are (pixel · scale − mean) / std of each channel. resample: the filter of Pillow, by its
-    number, by which an image is resized.
+    number, by which an image is resized. is_joint: in float32, as (pixel − mean / scale) / (std / scale).
     """
 
     resample: int
     scale: float
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    is_joint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +73,45 @@ class TileProcessing:
 
 
 @dataclass(frozen=True, slots=True)
+class GridProcessing:
+    """The tiles of a large image, before it as one tile: one that has more than most_pixels, if both sides are rounded
+    to the multiples of its `AreaProcessing` and at least least_side.
+
+    It is resized to a grid of least_tiles to most_tiles squares of tile_size × tile_size pixels: that whose sides have
+    the ratio nearest to that of its own; among equally near ones, the last one, by their number of tiles, that has
+    less than twice the pixels of the image. has_whole: whether the whole image follows as one tile.
+    """
+
+    tile_size: int
+    least_tiles: int
+    most_tiles: int
+    most_pixels: float
+    least_side: int
+    has_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AreaProcessing:
-    """The change of an image into one tile: both sides are resized to the next multiples of ``multiple`` pixels; if
-    these are more or fewer pixels than the bounds, in proportion to an area of the bound, rounded to multiples within
-    it.
+    """The change of an image into one tile: both sides are resized to the next multiples of ``multiple`` pixels, at
+    least least_side; if these are more or fewer pixels than the bounds, in proportion to an area of the bound, rounded
+    to multiples within it. grid: of large images; None: none has one.
     """
 
     multiple: int
     least_pixels: int
     most_pixels: int
+    least_side: int = 0
+    grid: GridProcessing | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompt:
     """The text of an image in a prompt. Each ``token`` in it has a vector in place of its embedding.
 
-    placeholder: the text that chat templates write for an image, which is replaced. begin, end: around the tokens of an
-    image of one tile. tile, row_end: before the tokens of a tile, with its row and column, and after a row of tiles.
-    whole, crops: before an image that has crops, and before these, each of which is as an image of one tile, with a
-    space between two.
+    placeholder: the text that chat templates write for an image, which is replaced. start: before all of it. begin,
+    end: around the tokens of an image of one tile. tile, row_end: before the tokens of a tile, with its row and column,
+    and after a row of tiles. whole: before a whole image that has tiles or crops, too. crops: before the crops, each of
+    which is as an image of one tile, with a space between two.
     """
 
     placeholder: str
@@ -99,14 +122,15 @@ class ImagePrompt:
     row_end: str = ""
     whole: str = ""
     crops: str = ""
+    start: str = ""
 
-    def text(self, rows: int, columns: int, num_tokens: int) -> str:
+    def text(self, rows: int, columns: int, of_tile: int, of_whole: int) -> str:
         """Return the text of an image of rows × columns tiles, or crops, and one of all of it, or without rows of one
         tile.
 
-        num_tokens: the number of tokens of a tile.
+        of_tile, of_whole: the number of tokens of a tile, and of the whole image, 0 if the tiles are all.
         """
-        tokens = self.token * num_tokens
+        tokens, whole = self.token * of_tile, self.token * of_whole
         if self.crops and rows:
             one = f"{self.begin}{tokens}{self.end}"
             return self.whole + one + self.crops + " ".join([one] * (rows * columns))
@@ -114,7 +138,20 @@ class ImagePrompt:
             "".join(self.tile.format(row=r + 1, column=c + 1) + tokens for c in range(columns)) + self.row_end
             for r in range(rows)
         )
-        return f"{tiles}{self.row_end if rows else ''}{self.begin}{tokens}{self.end}"
+        between = (self.row_end if rows else "") + (self.whole if rows and of_whole else "")
+        return f"{self.start}{tiles}{between}{self.begin}{whole}{self.end}"
+
+
+@dataclass(frozen=True, slots=True)
+class MlpProjector:
+    """The differences between projectors "mlp". size: the numbers between its products; None: as many as it gets.
+    norm_eps: of a layer norm of what it gets; None: it has none.
+    """
+
+    size: int | None = None
+    activation: EncoderActivation = "gelu"
+    norm_eps: float | None = None
+    has_bias: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +160,13 @@ class VisionSpec:
 
     tower: without an embedding. num_positions: rows of the table of positions, 0 for none. placing: the position of a
     patch is the row of its number ("rows"), or that of the table as a square at its place: at the same fraction of the
-    side, as float32 rounds it ("nearest"), or between the four rows around it, corner on corner ("linear").
+    side, as float32 rounds it ("nearest"), or between the four rows around it, corner on corner ("linear"), or of the
+    square resized to the grid of the tile with a triangular filter, as wide as a place of the square or, if that is
+    larger, of the grid ("resized").
     vector_size: the decoder's hidden_size. sees_all: the vectors of an image see each other in the decoder.
     window: patches along a side of the windows of windowed layers, from the first row and column on. num_frames: of
     Wpatch, each of which multiplies the same patch. is_placed: in the decoder, the rotary positions of a vector are
-    those of its place in the image (M-RoPE). feature_layers: ascending.
+    those of its place in the image (M-RoPE). feature_layers: ascending. mlp: of the projector "mlp".
     """
 
     tower: EncoderSpec
@@ -145,6 +184,7 @@ class VisionSpec:
     num_frames: int = 1
     is_placed: bool = False
     feature_layers: tuple[int, ...] = ()
+    mlp: MlpProjector = MlpProjector()
 
     def num_vectors(self, width: int, height: int) -> int:
         """Return the number of vectors of a tile of width × height pixels, of which whole patches count."""
@@ -167,10 +207,14 @@ def vision_weight_names(spec: VisionSpec) -> Iterator[tuple[str, tuple[int, ...]
         yield "proj_norm", (d,)
         yield "proj", (d, spec.vector_size)
     elif spec.projector == "mlp":
-        yield "proj", (joined, joined)
-        yield "proj_bias", (joined,)
-        yield "out", (spec.vector_size, joined)
-        yield "out_bias", (spec.vector_size,)
+        inner = joined if spec.mlp.size is None else spec.mlp.size
+        if spec.mlp.norm_eps is not None:
+            yield "proj_norm", (joined,)
+            yield "proj_norm_bias", (joined,)
+        for name, shape in (("proj", (inner, joined)), ("out", (spec.vector_size, inner))):
+            yield name, shape
+            if spec.mlp.has_bias:
+                yield f"{name}_bias", shape[:1]
         for k in range(len(spec.feature_layers)):
             for name in ("norm", "norm_bias", "proj_bias"):
                 yield f"features.{k}.{name}", (joined,)

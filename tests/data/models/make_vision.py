@@ -30,13 +30,22 @@ NAMES = (
     "qwen3-vl",
     "qwen3-vl-moe",
     "qwen3.5",
+    "lfm2-vl",
+    "lfm2-vl-plain",
 )
 NOT_FILES = ("model.safetensors",)
+ARGUMENTS = ("pixel_values", "image_grid_thw", "spatial_shapes", "pixel_attention_mask")
+"""Of encoders of images."""
 
 
 def tiles_of(given, processor):
-    """The tiles [n, 3, height, width] of what a processor gives; of patches, the first frame."""
+    """The tiles, each [3, height, width], of what a processor gives; of patches, the first frame."""
     values = given["pixel_values"].numpy()
+    if "spatial_shapes" in given:  # patches with the channels last, in rows that are padded
+        p = processor.encoder_patch_size
+        grids = given["spatial_shapes"].tolist()
+        cut = [rows[: r * c].reshape(r, c, p, p, 3) for rows, (r, c) in zip(values, grids, strict=True)]
+        return [one.transpose(4, 0, 2, 1, 3).reshape(3, len(one) * p, -1) for one in cut]
     if "image_grid_thw" not in given:
         return values.reshape(-1, *values.shape[-3:])
     [[_, rows, columns]] = given["image_grid_thw"].tolist()
@@ -61,10 +70,10 @@ def record(name, folder):
     for width, height in SIZES:
         given = processor.image_processor([[image(7, width, height)]], return_tensors="pt")
         tiles = tiles_of(given, processor.image_processor)
-        pixels.append([len(tiles), hashlib.sha256(tiles.tobytes()).hexdigest()])
+        pixels.append([len(tiles), hashlib.sha256(b"".join(tile.tobytes() for tile in tiles)).hexdigest()])
     for picture in IMAGES[0]:
         given = processor.image_processor([[picture]], return_tensors="pt")
-        arguments = {key: given[key] for key in ("pixel_values", "image_grid_thw") if key in given}
+        arguments = {key: given[key] for key in ARGUMENTS if key in given}
         with torch.no_grad():
             found = model.get_image_features(**arguments, return_dict=True)
         parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]

@@ -20,7 +20,7 @@ from models.encoder_files import QWEN, encoder_metadata, encoder_tensors, write_
 from models.tiny import random_tensors
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "models" / "vision.json").read_text())["models"]
-NAMES = ("idefics3", "gemma3", *QWEN)
+NAMES = ("idefics3", "gemma3", "lfm2-vl", *QWEN)
 RENAMED = {"<image>": "<image_soft_token>", "<boi>": "<start_of_image>", "<eoi>": "<end_of_image>"}  # Gemma 3
 
 

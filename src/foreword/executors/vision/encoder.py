@@ -116,11 +116,12 @@ class ImageEncoder:
             normed = rms_norm(pooled, spec.tower.norm_eps) * self._weight("proj_norm")
             return np.asarray(normed @ self._weight("proj"), np.float32)
         joined = squares.swapaxes(2, 3).reshape(n, -1, f * f * hidden)
-        return (
-            self._mlp(joined, "")
-            if spec.projector == "mlp"
-            else np.asarray(joined @ self._weight("proj").T, np.float32)
-        )
+        if spec.projector == "shuffle":
+            return np.asarray(joined @ self._weight("proj").T, np.float32)
+        if spec.mlp.norm_eps is not None:
+            weight, bias = self._weight("proj_norm"), self._weight("proj_norm_bias")
+            joined = layer_norm(joined, weight, bias, spec.mlp.norm_eps)
+        return self._mlp(joined, "")
 
     def _features(self, k: int, squares: F32) -> F32:
         """Return the features of a layer of the decoder, of the same shapes."""
@@ -129,13 +130,21 @@ class ImageEncoder:
         return self._mlp(layer_norm(joined, weight, bias, self.spec.tower.norm_eps), f"features.{k}.")
 
     def _mlp(self, joined: F32, prefix: str) -> F32:
-        inner = joined @ self._weight(f"{prefix}proj").T + self._weight(f"{prefix}proj_bias")
-        out = ACTIVATIONS["gelu"](np.asarray(inner, np.float32)) @ self._weight(f"{prefix}out").T
-        return np.asarray(out + self._weight(f"{prefix}out_bias"), np.float32)
+        inner = ACTIVATIONS[self.spec.mlp.activation](self._product(joined, f"{prefix}proj"))
+        return self._product(inner, f"{prefix}out")
+
+    def _product(self, x: F32, name: str) -> F32:
+        """Return the product with a weight of the projector, and its bias."""
+        found = x @ self._weight(name).T
+        return np.asarray(found + self._weight(f"{name}_bias") if self.spec.mlp.has_bias else found, np.float32)
 
     def _positions(self, grid: Grid) -> F32:
         """Return the positions of the patches of a tile, [rows · columns, hidden]."""
         table, side = self._weight("positions"), round(self.spec.num_positions**0.5)
+        if self.spec.placing == "resized":
+            rows, columns = (resizing(count, side) for count in grid)
+            by_rows = (rows @ table.reshape(side, -1)).reshape(grid.rows, side, -1)
+            return np.asarray((columns @ by_rows).reshape(-1, table.shape[1]), np.float32)
         if self.spec.placing != "linear":
             return table[position_ids(self.spec, grid)]
         found = np.zeros((grid.rows, grid.columns, table.shape[1]), np.float32)
@@ -148,7 +157,7 @@ class ImageEncoder:
         size, spec = self._size_of(medium)
         tiles = tiles_of(_image(medium).pixels, spec)
         vectors = np.concatenate([self.vectors(tile[None])[0] for tile in tiles])
-        height, width = tiles.shape[2:]
+        height, width = tiles[-1].shape[1:]
         grid = Grid(*(pixels // spec.patch_size // spec.factor for pixels in (height, width)))
         return EncodedImage(text_of(size, spec), np.ascontiguousarray(vectors, np.float32), grid)
 
@@ -184,6 +193,20 @@ def _taps(count: int, side: int) -> list[tuple[I64, F32]]:
     below = np.floor(at)
     first = below.astype(np.int64)
     return [(first, 1 - (at - below)), (np.minimum(first + 1, side - 1), at - below)]
+
+
+def resizing(count: int, side: int) -> F32:
+    """Return the weights of ``side`` entries in each of ``count`` places along the same length, [count, side].
+
+    They fall linearly with the distance from the middle of a place, to 0 at the distance of an entry or, if that is
+    longer, of a place, and have the sum 1: PyTorch's bilinear interpolation with antialias.
+    """
+    step = side / count
+    middles = (np.arange(count) + 0.5) * step
+    distances = np.abs(np.arange(side) + 0.5 - middles[:, None])
+    weights = np.maximum(0, 1 - distances / max(step, 1))
+    found: F32 = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    return found
 
 
 def placed_positions(is_token: Bools, grids: Sequence[Grid]) -> tuple[I32, int]:

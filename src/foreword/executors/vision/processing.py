@@ -5,6 +5,7 @@ that use Pillow, number for number.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,36 +18,47 @@ Size = tuple[int, int]
 
 
 class Division(NamedTuple):
-    """The division of an image into tiles of a size: rows · columns of them, row by row, and one of all of it, which
-    comes before its crops and after its tiles; without rows, one alone. num_vectors: the vectors of each tile.
+    """The division of an image into tiles: rows · columns of them, of one size, row by row, and one of all of it, which
+    comes before its crops and after its tiles; without rows, one alone. of_tile, of_whole: the vectors of each tile,
+    and of the one of all of it; 0: there is none.
     """
 
     rows: int
     columns: int
-    num_vectors: int
+    of_tile: int
+    of_whole: int
 
 
-def tiles_of(image: Any, spec: VisionSpec) -> F32:
-    """Return the tiles of an RGB image of Pillow, float32 [n, 3, height, width], in the order of `Division`."""
+def tiles_of(image: Any, spec: VisionSpec) -> list[F32]:
+    """Return the tiles of an RGB image of Pillow, each float32 [3, height, width], in the order of `Division`."""
     processing, how = spec.processing, spec.normalization
-    if isinstance(processing, AreaProcessing):
-        return _normalized(_resized(image, _within_area(image.size, processing), how), how)[None]
-    return _square_tiles(image, processing, how)
+    parts = (
+        _area_tiles(image, processing, how)
+        if isinstance(processing, AreaProcessing)
+        else _square_tiles(image, processing, how)
+    )
+    return [_normalized(tile, how) for tile in parts]
 
 
 def division_of(size: Size, spec: VisionSpec) -> Division:
     """Return the tiles of an image of a size, without the image."""
     processing = spec.processing
     if isinstance(processing, AreaProcessing):
-        return Division(0, 0, spec.num_vectors(*_within_area(size, processing)))
+        of_whole = spec.num_vectors(*_within_area(size, processing))
+        rows, columns = _grid_of(size, processing)
+        if processing.grid is None or not rows:
+            return Division(0, 0, 0, of_whole)
+        tile = processing.grid.tile_size
+        return Division(rows, columns, spec.num_vectors(tile, tile), of_whole if processing.grid.has_whole else 0)
     divided = _divided([size, *_scaled(size, processing)][-1], processing)
-    return Division(*divided, spec.num_vectors(processing.tile_size, processing.tile_size))
+    of_tile = spec.num_vectors(processing.tile_size, processing.tile_size)
+    return Division(*divided, of_tile, of_tile)
 
 
 def num_vectors(size: Size, spec: VisionSpec) -> int:
     """Return the number of vectors of an image of a size."""
-    rows, columns, of_tile = division_of(size, spec)
-    return (rows * columns + 1) * of_tile
+    rows, columns, of_tile, of_whole = division_of(size, spec)
+    return rows * columns * of_tile + of_whole
 
 
 def text_of(size: Size, spec: VisionSpec) -> str:
@@ -66,7 +78,52 @@ def patches_of(pixels: F32, patch_size: int) -> F32:
     return np.ascontiguousarray(cut.transpose(0, 2, 4, 1, 3, 5)).reshape(n, -1, channels * patch_size**2)
 
 
-def _square_tiles(image: Any, processing: TileProcessing, how: Normalization) -> F32:
+def _area_tiles(image: Any, processing: AreaProcessing, how: Normalization) -> list[Any]:
+    grid, (rows, columns) = processing.grid, _grid_of(image.size, processing)
+    tiles: list[Any] = []
+    if grid is not None and rows:
+        side = grid.tile_size
+        large = _resized(image, (columns * side, rows * side), how)
+        corners = [(column * side, row * side) for row in range(rows) for column in range(columns)]
+        tiles = [large.crop((x, y, x + side, y + side)) for x, y in corners]
+        if not grid.has_whole:
+            return tiles
+    return [*tiles, _resized(image, _within_area(image.size, processing), how)]
+
+
+def _grid_of(size: Size, processing: AreaProcessing) -> tuple[int, int]:
+    """Return the rows and columns of tiles of an image, see `GridProcessing`; 0 if it has no tiles but the whole."""
+    grid = processing.grid
+    if grid is None:
+        return 0, 0
+    width, height = size
+    across, down = (max(grid.least_side, one) for one in _multiples(size, processing.multiple))
+    if across * down <= grid.most_pixels:
+        return 0, 0
+    rows, columns, nearest = 1, 1, math.inf
+    for c, r in _grids(grid.least_tiles, grid.most_tiles):
+        distance = abs(width / height - c / r)
+        if distance < nearest or (distance == nearest and width * height > 0.5 * (grid.tile_size**2 * c * r)):
+            rows, columns, nearest = r, c, distance
+    return rows, columns
+
+
+@lru_cache(maxsize=64)
+def _grids(least: int, most: int) -> list[tuple[int, int]]:
+    """Return the columns and rows of all grids of least to most tiles, fewer tiles first; those of equally many in the
+    order of a set to which they were added by their longer side, since the last of equally near ones is taken.
+    """
+    found = {
+        (columns, rows)
+        for longer in range(least, most + 1)
+        for columns in range(1, longer + 1)
+        for rows in range(1, longer + 1)
+        if least <= columns * rows <= most
+    }
+    return sorted(found, key=lambda one: one[0] * one[1])
+
+
+def _square_tiles(image: Any, processing: TileProcessing, how: Normalization) -> list[Any]:
     for scaled in _scaled(image.size, processing):
         image = _resized(image, scaled, how)
     size, (rows, columns) = processing.tile_size, _divided(image.size, processing)
@@ -75,8 +132,7 @@ def _square_tiles(image: Any, processing: TileProcessing, how: Normalization) ->
     corners = [(column * across, row * down) for row in range(rows) for column in range(columns)]
     cut = [image.crop((x, y, min(x + across, width), min(y + down, height))) for x, y in corners]
     parts = [*cut, image] if processing.crops is None else [image, *cut]
-    resized = (_resized(part, (size, size), how) for part in parts)
-    return np.stack([_normalized(tile, how) for tile in resized])
+    return [_resized(part, (size, size), how) for part in parts]
 
 
 def _scaled(size: Size, processing: TileProcessing) -> list[Size]:
@@ -136,15 +192,21 @@ def _whole_tiles(size: Size, tile: int) -> Size:
 def _within_area(size: Size, processing: AreaProcessing) -> Size:
     """Return the sizes of a tile, see `AreaProcessing`."""
     unit, (width, height) = processing.multiple, size
-    found = round(width / unit) * unit, round(height / unit) * unit
-    area = found[0] * found[1]
+    across, down = (max(processing.least_side, one) for one in _multiples(size, unit))
+    area = across * down
     if area > processing.most_pixels:
         shrink = math.sqrt(width * height / processing.most_pixels)
         return max(unit, math.floor(width / shrink / unit) * unit), max(unit, math.floor(height / shrink / unit) * unit)
     if area < processing.least_pixels:
         grow = math.sqrt(processing.least_pixels / (width * height))
         return math.ceil(width * grow / unit) * unit, math.ceil(height * grow / unit) * unit
-    return found
+    return across, down
+
+
+def _multiples(size: Size, unit: int) -> Size:
+    """Return the nearest multiples of both sides, which may be 0."""
+    width, height = size
+    return round(width / unit) * unit, round(height / unit) * unit
 
 
 def _resized(image: Any, size: Size, how: Normalization) -> Any:
@@ -153,7 +215,12 @@ def _resized(image: Any, size: Size, how: Normalization) -> Any:
 
 def _normalized(image: Any, how: Normalization) -> F32:
     """Return (pixel · scale − mean) / std, float32 [3, height, width]."""
-    scaled = (np.asarray(image).transpose(2, 0, 1).astype(np.float64) * how.scale).astype(np.float32)
+    pixels = np.asarray(image).transpose(2, 0, 1)
     mean, std = (np.array(of, np.float32)[:, None, None] for of in (how.mean, how.std))
+    if how.is_joint:
+        unit = np.float32(1 / how.scale)
+        joint: F32 = (pixels.astype(np.float32) - mean * unit) / (std * unit)
+        return joint
+    scaled = (pixels.astype(np.float64) * how.scale).astype(np.float32)
     found: F32 = (scaled - mean) / std
     return found

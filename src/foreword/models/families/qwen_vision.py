@@ -156,7 +156,7 @@ def _of_features(parts: Mapping[str, str], numbers: Sequence[int]) -> Mapping[st
 def _qwen_in_gguf(least: int, most: int) -> GgufValues:
     """Return the function for files without bounds of pixels, which have those of the published configurations."""
 
-    def values(tower: Config, ids: Mapping[str, int]) -> tuple[dict[str, object], dict[str, object]]:
+    def values(tower: Config, ids: Mapping[str, int], shapes: Shapes) -> tuple[dict[str, object], dict[str, object]]:
         images: dict[str, object] = {
             "patch_size": tower.value("patch_size"),
             "merge_size": tower.value("spatial_merge_size"),

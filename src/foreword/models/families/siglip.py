@@ -16,6 +16,7 @@ from foreword.models.families.vision_base import (
     MOST_CROPS,
     NAMES_IN_GGUF,
     PAN_AND_SCAN,
+    Shapes,
     VisionConfigs,
     VisionFamily,
     ids_in_gguf,
@@ -43,7 +44,7 @@ def idefics3(given: VisionConfigs) -> VisionSpec:
         tile=fake + "<row_{row}_col_{column}>",
         row_end="\n",
     )
-    tower = siglip(given.tower)
+    tower = siglip(given.tower, _side(given.tower) ** 2)
     return _checked(
         given,
         VisionSpec(
@@ -81,7 +82,7 @@ def gemma3(given: VisionConfigs) -> VisionSpec:
     return _checked(
         given,
         VisionSpec(
-            tower=siglip(given.tower),
+            tower=siglip(given.tower, side**2),
             patch_size=given.tower.size("patch_size", most=LARGEST_SIDE),
             num_positions=side**2,
             placing="rows",
@@ -118,8 +119,8 @@ def _crops(images: Config) -> CropProcessing | None:
     return found
 
 
-def siglip(config: Config) -> EncoderSpec:
-    """Return the layers of a SigLIP, whose inputs are patches with positions."""
+def siglip(config: Config, most_patches: int) -> EncoderSpec:
+    """Return the layers of a SigLIP, whose inputs are patches with positions. most_patches: of a tile."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=512)
     if hidden % heads:
         raise config.error(f"hidden_size {hidden} is not a multiple of {heads} heads", USE_ITS_CONFIG)
@@ -130,7 +131,7 @@ def siglip(config: Config) -> EncoderSpec:
         intermediate_size=config.size("intermediate_size"),
         num_heads=heads,
         head_dim=hidden // heads,
-        max_model_len=_side(config) ** 2,
+        max_model_len=most_patches,
         layers=(EncoderLayerSpec(),) * config.size("num_hidden_layers", most=4096),
         norm_eps=config.positive("layer_norm_eps"),
         activation=ACTIVATIONS[config.get("hidden_act", str)],
@@ -172,7 +173,9 @@ def _edge(config: Config, key: str) -> int:
     return edge
 
 
-def _idefics3_in_gguf(tower: Config, ids: Mapping[str, int]) -> tuple[dict[str, object], dict[str, object]]:
+def _idefics3_in_gguf(
+    tower: Config, ids: Mapping[str, int], shapes: Shapes
+) -> tuple[dict[str, object], dict[str, object]]:
     side = tower.size("image_size", most=LARGEST_SIDE)
     longest = tower.size("preproc_image_size", 4 * side, most=LARGEST_SIDE)
     images: dict[str, object] = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}}
@@ -180,7 +183,9 @@ def _idefics3_in_gguf(tower: Config, ids: Mapping[str, int]) -> tuple[dict[str, 
     return {**tokens, "scale_factor": tower.size("projector_scale", most=64)}, images
 
 
-def _gemma3_in_gguf(tower: Config, ids: Mapping[str, int]) -> tuple[dict[str, object], dict[str, object]]:
+def _gemma3_in_gguf(
+    tower: Config, ids: Mapping[str, int], shapes: Shapes
+) -> tuple[dict[str, object], dict[str, object]]:
     side = tower.size("image_size", most=LARGEST_SIDE)
     texts = {"image": "<image_soft_token>", "boi": "<start_of_image>", "eoi": "<end_of_image>"}
     along, factor = _side(tower), tower.size("projector_scale", 4, most=64)
@@ -191,7 +196,7 @@ def _gemma3_in_gguf(tower: Config, ids: Mapping[str, int]) -> tuple[dict[str, ob
     return {**tokens, "mm_tokens_per_image": (along // factor) ** 2}, {"size": {"height": side, "width": side}}
 
 
-_SIGLIP = table(
+SIGLIP = table(
     [
         Key("model_type"),
         Key("hidden_size", gguf="embedding_length"),
@@ -208,7 +213,8 @@ _SIGLIP = table(
         Key("vision_use_head", values=(True, False)),  # its output is not read
     ]
 )
-_IDEFICS3_TOWER = table(_SIGLIP.values(), hidden_size=1152, num_attention_heads=16, patch_size=32)
+"""The keys of a SigLIP."""
+_IDEFICS3_TOWER = table(SIGLIP.values(), hidden_size=1152, num_attention_heads=16, patch_size=32)
 _TILES = table(
     IMAGE_KEYS.values(),
     [Key("max_image_size", {"longest_edge": 364}), Key("do_image_splitting", True)],
@@ -226,7 +232,7 @@ _ONE_TILE = table(
     resample=2,
 )
 _LAYER = "vision.encoder.layers.{i}."
-_NAMES = weight_and_bias(
+NAMES_OF_SIGLIP = weight_and_bias(
     {
         "patch": "vision.embeddings.patch_embedding",
         "attn_norm": _LAYER + "layer_norm1",
@@ -238,6 +244,7 @@ _NAMES = weight_and_bias(
         "final_norm": "vision.post_layernorm",
     }
 ) | {"positions": "vision.embeddings.position_embedding.weight"}
+"""The canonical names of a SigLIP in safetensors."""
 _IDEFICS3 = VisionFamily(
     "Idefics 3, SmolVLM",
     "llama",
@@ -245,7 +252,7 @@ _IDEFICS3 = VisionFamily(
     table([Key("image_token_id", 128257), Key("scale_factor", 2)]),
     _IDEFICS3_TOWER,
     _TILES,
-    _NAMES | {"proj": "connector.modality_projection.proj.weight"},
+    NAMES_OF_SIGLIP | {"proj": "connector.modality_projection.proj.weight"},
     "idefics3",
     NAMES_IN_GGUF | {"proj": "mm.model.fc.weight"},
     _idefics3_in_gguf,
@@ -263,9 +270,9 @@ VISION_FAMILIES = {
                 *(Key("image_token_index", 262144), Key("boi_token_index", 255999), Key("eoi_token_index", 256000)),
             ]
         ),
-        table(_SIGLIP.values(), hidden_size=768, num_attention_heads=12, patch_size=16),
+        table(SIGLIP.values(), hidden_size=768, num_attention_heads=12, patch_size=16),
         _ONE_TILE,
-        _NAMES
+        NAMES_OF_SIGLIP
         | {
             "proj": "multi_modal_projector.mm_input_projection_weight",
             "proj_norm": "multi_modal_projector.mm_soft_emb_norm.weight",

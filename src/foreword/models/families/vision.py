@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from foreword.models.families import qwen_vision, siglip
+from foreword.models.families import lfm_vision, qwen_vision, siglip
 from foreword.models.families.vision_base import VisionFamily
 
-VISION_FAMILIES: Mapping[str, VisionFamily] = {**siglip.VISION_FAMILIES, **qwen_vision.VISION_FAMILIES}
+VISION_FAMILIES: Mapping[str, VisionFamily] = {
+    **siglip.VISION_FAMILIES,
+    **qwen_vision.VISION_FAMILIES,
+    **lfm_vision.VISION_FAMILIES,
+}
 """By ``model_type`` of a config.json."""
 GGUF_VISION_FAMILIES: Mapping[str, VisionFamily] = {one.gguf: one for one in VISION_FAMILIES.values()}
 """By ``clip.projector_type`` of a GGUF file. Families with the same one read it in the same way."""

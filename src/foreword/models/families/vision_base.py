@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,10 @@ MOST_CROPS = 64
 """The largest number of crops of an image."""
 NEVER = (None, False)
 """The values of what a processor never does."""
+COUNTS = ("image_seq_len", "image_seq_length")  # vectors of a tile
+_OF_A_CLASS = ("image_processor_type", "feature_extractor_type", "processor_class")  # names of classes of transformers
+PROCESSOR_KEYS = table(Key(name, kind=object) for name in (*COUNTS, *_OF_A_CLASS, "image_processor"))
+"""The keys of a processor_config.json, beside those of its image_processor."""
 
 
 class VisionConfigs(NamedTuple):
@@ -39,10 +43,10 @@ class VisionConfigs(NamedTuple):
     vector_size: int
 
 
-GgufValues = Callable[[Config, Mapping[str, int]], tuple[dict[str, object], dict[str, object]]]
-"""A function of an encoder's configuration and of token ids: the values of model and processor."""
 Shapes = Mapping[str, tuple[int, ...]]
 """Those of the tensors of a file, by name."""
+GgufValues = Callable[[Config, Mapping[str, int], Shapes], tuple[dict[str, object], dict[str, object]]]
+"""A function of an encoder's configuration, of token ids and of shapes: the values of model and processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,15 @@ class VisionFamily:
     """The description of a family of models of images and texts: how the files of its encoder are read.
 
     title: its name on pages. text: the ``model_type`` of its decoder, unless the configuration has another. spec: its
-    `VisionSpec`. model_keys, tower_keys, image_keys: those of `VisionConfigs`. names: canonical names in safetensors,
-    after `plain_name`. norms_less_one: the norm of the projector is stored as w − 1 there. fused: weights that are rows
-    of another tensor there, and those of features. sections: ``mrope_section`` of a decoder in a directory that has
+    `VisionSpec`. model_keys, tower_keys, image_keys, processor_keys: those of `VisionConfigs`. names: canonical names
+    in safetensors, after `plain_name`. norms_less_one: the norm of the projector is stored as w − 1 there. fused:
+    weights that are rows of another tensor there, and those of features. has_channels_last: patches are rows there, in
+    which the channels of a pixel are side by side. sections: ``mrope_section`` of a decoder in a directory that has
     none.
     gguf: the name of the projector in GGUF files; gguf_names: canonical names in these; gguf_tower: what these leave
     out of the configuration of the encoder, from the rest and the shapes of the tensors; gguf_values: what they leave
-    out of those of the model and of the processor, from that of the encoder and the tokenizer's ids; gguf_fused: as
-    ``fused``.
+    out of those of the model and of the processor, from that of the encoder, the tokenizer's ids and the shapes;
+    gguf_fused: as ``fused``.
     """
 
     title: str
@@ -75,6 +80,8 @@ class VisionFamily:
     sections: tuple[int, ...] = ()
     fused: Callable[[VisionSpec], Mapping[str, str | Rows]] = lambda spec: {}
     gguf_fused: Callable[[VisionSpec], Mapping[str, str | Rows]] = lambda spec: {}
+    processor_keys: Keys = field(default_factory=lambda: PROCESSOR_KEYS)
+    has_channels_last: bool = False
 
 
 _PREFIXES = (
@@ -142,10 +149,6 @@ def ids_in_gguf(tower: Config, ids: Mapping[str, int], texts: Mapping[str, str])
     return {key: ids[text] for key, text in texts.items()}
 
 
-COUNTS = ("image_seq_len", "image_seq_length")  # vectors of a tile
-_OF_A_CLASS = ("image_processor_type", "feature_extractor_type", "processor_class")  # names of classes of transformers
-PROCESSOR_KEYS = table(Key(name, kind=object) for name in (*COUNTS, *_OF_A_CLASS, "image_processor"))
-"""The keys of a processor_config.json, beside those of its image_processor."""
 _OF_OTHERS = ("model_type", "architectures", "text_config", "vision_config", "tie_word_embeddings")  # the loader
 _OF_VIDEOS = ("video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id")  # and of templates
 MODEL_KEYS = table(
