@@ -40,6 +40,14 @@ def test_keys_of_other_delta_nets_are_refused(tmp_path, key):
 
 
 @pytest.mark.parametrize(
+    "changes", [dict.fromkeys(OF_PARTS[2:]), {"head_dim": 6, "short_conv_kernel_size": 2, "linear_conv_kernel_dim": 4}]
+)
+def test_sizes_of_delta_nets_come_before_those_of_attention(tmp_path, changes):
+    """Published configurations have the latter alone. transformers saves both, with other values in the latter."""
+    assert_logits(load_model(make(tmp_path, "bailing-hybrid", **changes)), "bailing-hybrid")
+
+
+@pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
         ("bailing-hybrid", {"kda_lower_bound": 0.5}, "kda_lower_bound = 0.5 is not below zero"),

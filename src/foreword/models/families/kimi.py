@@ -50,7 +50,8 @@ def bailing_hybrid(config: Config) -> DecoderSpec:
     """Return the spec of Ling 3.0, whose attention has a gate for each head. The last layer of every group has
     attention.
     """
-    sizes = (config.size(key, most=_MOST) for key in ("num_attention_heads", "head_dim", "short_conv_kernel_size"))
+    own = zip(_OF_DELTA_NETS, ("num_attention_heads", "head_dim", "short_conv_kernel_size"), strict=True)
+    sizes = (config.size(usual if config.value(key) is None else key, most=_MOST) for key, usual in own)
     recurrent = _delta_net(*sizes)
     if config.get("kda_safe_gate", bool):
         if (least := config.get("kda_lower_bound", float)) >= 0:
@@ -135,6 +136,8 @@ _KEYS = tuple(
         *(only("hidden_act", "silu", "swish"), only_in_gguf("expert_gating_func", 2)),
     )
 )
+_OF_DELTA_NETS = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+"""The sizes of delta-nets. Published configurations of Ling 3.0 have keys of attention in their place."""
 _NOT_ROTATED = (
     *(Key("partial_rotary_factor", kind=float), Key("original_max_position_embeddings", kind=int)),
     Key("rope_theta", kind=float, gguf="rope.freq_base"),
@@ -211,8 +214,7 @@ FAMILIES = {
         bailing_hybrid,
         table(
             *(_KEYS, NEXT_TOKEN_HEADS, [Key("head_dim", 128, gguf="kda.head_dim")]),
-            # The reference computes these three from other keys, whatever they say.
-            (Key(f"linear_{name}", kind=int) for name in ("num_heads", "head_dim", "conv_kernel_dim")),
+            (Key(name, kind=int) for name in _OF_DELTA_NETS),
             (only_in_gguf(f"swiglu_clamp_{name}", None) for name in ("exp", "shexp")),
             [Key("short_conv_kernel_size", 4, gguf="ssm.conv_kernel"), Key("layer_group_size", 6)],
             [Key("kda_safe_gate", True, gguf="kda.safe_gate", gguf_default=True)],
