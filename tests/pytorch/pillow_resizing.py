@@ -60,7 +60,7 @@ def processor_by_pillow(folder, name):
     kind = getattr(processing, f"{camel}Processor")
 
     class Unchecked(kind):
-        """Its image processor is not of a class that transformers has without torchvision."""
+        """A processor that takes an image processor of any class."""
 
         def check_argument_for_proper_class(self, name, argument):
             return type(argument)

@@ -94,7 +94,7 @@ def test_pixels_of_images_with_the_published_numbers_are_those_of_transformers(b
 
 
 def test_grids_are_in_the_order_of_transformers(both):
-    """Of equally near grids the last one counts, so that all of the order does."""
+    """The last of the nearest grids counts, so that the whole order matters."""
     images = both[0].image_processor
     for most in range(1, 24):
         for least in range(1, most + 1):

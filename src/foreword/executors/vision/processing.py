@@ -110,8 +110,9 @@ def _grid_of(size: Size, processing: AreaProcessing) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def _grids(least: int, most: int) -> list[tuple[int, int]]:
-    """Return the columns and rows of all grids of least to most tiles, fewer tiles first; those of equally many in the
-    order of a set to which they were added by their longer side, since the last of equally near ones is taken.
+    """Return the columns and rows of all grids of least to most tiles, fewer tiles first; those with the same number
+    of tiles in the order of a set to which they were added by their longer side, since the last of those that are as
+    near is taken.
     """
     found = {
         (columns, rows)

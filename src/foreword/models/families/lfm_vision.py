@@ -126,7 +126,7 @@ def _tower_in_gguf(tower: Config, shapes: Shapes) -> dict[str, object]:
     return {"num_patches": positions[0]} if positions else {}
 
 
-_NORM_EPS = 1e-5  # of the norm of the projector, which no file has
+_NORM_EPS = 1e-5  # The norm of the projector has it; no file does.
 _RESIZING = "*.image_resize_algo"  # a key of GGUF files alone
 _FILTERS = {"lanczos": 1, "bilinear": 2, "bicubic": 3}
 """The numbers of Pillow's filters by their names in GGUF files."""
