@@ -89,6 +89,7 @@ void bind_model(nb::module_ &m) {
           "num_states"_a = 0, "num_state_slots"_a = 0)
       .def("pack", &CpuModel::pack, "data"_a.noconvert(), "source"_a, "cols"_a, "format"_a, "exact"_a)
       .def("attach", &CpuModel::attach, "panels"_a.noconvert(), "rows"_a, "cols"_a, "format"_a, "exact"_a)
+      .def("again", &CpuModel::again, "matrix"_a, "Another number for a matrix, which adapters change apart.")
       .def("panels", &CpuModel::panels, "matrix"_a, "The packed form of a matrix, which attach() takes.")
       .def("screen", &CpuModel::screen, "(panels, errors, most) of greedy steps: see decision 21.")
       .def("vector", nb::overload_cast<const Array1<float> &>(&CpuModel::vector), "values"_a.noconvert())

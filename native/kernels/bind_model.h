@@ -70,6 +70,13 @@ class CpuModel {
     return int(matrices_.size()) - 1;
   }
 
+  // Another number for a matrix, with the same panels: adapters change each number alone.
+  int again(int matrix) {
+    check_unfinished();
+    matrices_.push_back(model_.again(this->matrix(matrix, "matrix")));
+    return int(matrices_.size()) - 1;
+  }
+
   // The panels of a matrix, if one team of threads has them all.
   PanelView panels(int matrix) {
     if (model_.pool.num_teams() > 1) throw std::invalid_argument("panels: each team of threads has its own");

@@ -182,6 +182,16 @@ const PackedMatrix *Model::attach(const uint8_t *panels, size_t bytes, int rows,
   return m;
 }
 
+const PackedMatrix *Model::again(const PackedMatrix *matrix) {
+  const size_t teams = size_t(pool.num_teams());
+  auto views = std::make_unique<PackedMatrix[]>(teams);
+  std::copy_n(matrix, teams, views.get());
+  for (size_t team = 0; team < teams; ++team) views[team].index = int(matrices_.size());
+  matrices_.push_back(std::move(views));
+  packed_on_.push_back(packed_on(*matrix));
+  return matrices_.back().get();
+}
+
 void Model::set_screen(const PackedMatrix *matrix, const float *errors, float most) {
   const PackedMatrix *head = lm_head.parts.at(0).matrix;
   screen = {make_linear({matrix}), errors, most, 3 * matrix->panel_bytes <= 2 * head->panel_bytes};

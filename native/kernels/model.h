@@ -333,6 +333,8 @@ class Model {
   // `panels` on, aligned to 64. They are only read. Throws std::invalid_argument if they are not as many as it has, or
   // with several teams of threads.
   const PackedMatrix *attach(const uint8_t *panels, size_t bytes, int rows, int cols, Format format, bool exact);
+  // Adds a matrix again, with the same panels: the adapters of one change nothing of the other.
+  const PackedMatrix *again(const PackedMatrix *matrix);
   // The processor that each panel of a matrix was packed on; −1 where the system does not tell.
   const std::vector<int> &packed_on(const PackedMatrix &matrix) const { return packed_on_[size_t(matrix.index)]; }
   Vector copy_vector(const float *data, int size);

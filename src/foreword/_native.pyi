@@ -315,6 +315,9 @@ class CpuModel:
     ) -> None: ...
     def pack(self, data: U8, source: str, cols: int, format: str, exact: bool) -> int: ...
     def attach(self, panels: U8, rows: int, cols: int, format: str, exact: bool) -> int: ...
+    def again(self, matrix: int) -> int:
+        """Another number for a matrix, which adapters change apart."""
+
     def panels(self, matrix: int) -> U8:
         """The packed form of a matrix, which attach() takes."""
 

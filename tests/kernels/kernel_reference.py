@@ -617,13 +617,16 @@ class Reference:
         return _cap(logits + self._bias("logits_bias", spec.logits_bias), spec.final_softcap)
 
     def _aside(self, p: str, layer: LayerSpec, x: Floats, first: Floats, kept: Kept, index: int) -> Floats:
-        """With the matrices that the products of low rank and those of the block add up to."""
+        """With the matrices that the products of low rank, those of the block and their changes by an adapter add up
+        to.
+        """
         block, of = f"blocks.{layer.aside.block}.", layer.aside
         lows = {name: f"{name}_low" for name in "qkv" if of.attention_rank}
         lows |= {name: "mlp_low" for name in ("gate", "up") if of.mlp_rank}
         for name in ("q", "k", "v", "o", "gate", "up", "down"):
             own = self._w(f"{p}{name}_high") @ self._w(p + lows[name]) if name in lows else 0
-            self.merged[p + name] = self._w(block + name) + own
+            change = self._w(p + name) if p + name in self.weights else 0
+            self.merged[p + name] = self._w(block + name) + own + change
         h = _norm(np.concatenate([x, first], 1), self._w(block + "attn_norm"), self.spec.norm_eps)
         u = self._residual_norm(self._attention(p, layer, h, kept, index), block + "mlp_norm")
         return self._mlp(p, u) @ self._w(p + "aside").T

@@ -337,6 +337,9 @@ def test_layers_aside_that_do_not_fit():
         "mlp_norm": norm, "o": matrix(64), "mlp": mlp, "rope": -1, "sliding_window": 0, "group": 0, "slot": 0,
     }  # fmt: skip
     plain = layer | {"attn_norm": norm, "q": matrix(64), "k": matrix(32), "v": matrix(32)}
+    assert core.again(plain["q"]) > plain["v"]
+    with pytest.raises(ValueError, match="matrix"):
+        core.again(1000)
     aside = layer | {"attn_norm": wide, "q": matrix(64, 128), "k": matrix(32, 128), "v": matrix(32, 128)}
     aside |= {"aside": matrix(64), "mlp_low": matrix(3), "gate_high": matrix(96, 3), "up_high": matrix(96, 3)}
     for name, rows in (("q", 64), ("k", 32), ("v", 32)):

@@ -101,7 +101,7 @@ def test_other_requests_and_chunks_do_not_change_a_bit(name, weight_format, isa)
 @pytest.mark.parametrize("num_threads", [1, 3, 7])
 @pytest.mark.parametrize("weight_format", ["fp32", "auto"])
 @pytest.mark.parametrize(
-    "name", ["llama", "gated_delta", "mamba1", "latent", "indexer", "latent_experts", "own_inputs", "moe"]
+    "name", ["llama", "gated_delta", "mamba1", "aside", "latent", "indexer", "latent_experts", "own_inputs", "moe"]
 )
 def test_threads_do_not_change_a_bit(name, weight_format, num_threads):
     crowd = Crowd(name, weight_format=weight_format)

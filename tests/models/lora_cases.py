@@ -1,6 +1,6 @@
 """Adapters whose logits PEFT has recorded (tests/data/models/make_lora.py)."""
 
-from models.lora_files import LINEAR, as_parameters, random_expert_factors, random_factors, write_peft
+from models.lora_files import LINEAR, as_parameters, random_expert_factors, random_factors, with_copies, write_peft
 from models.recorded import TINY
 
 
@@ -83,6 +83,9 @@ CASES = {
         **ALONE,
     ),
     "inputs of each layer": case("gemma4", ("",)),
+    "blocks that layers share": case(
+        "zamba2", ("",), parameters=lambda factors: with_copies(factors, -1), target_modules="all-linear"
+    ),
     "several streams": case("gemma3n", ("",), target_modules="all-linear"),
 }
 

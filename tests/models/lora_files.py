@@ -12,12 +12,8 @@ from models.tiny import write_safetensors
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj")
 """The ends of the names of linear layers of attention and of a dense MLP, in most families."""
-NOT_CHANGED = (
-    r"[qk]_norm\.|(?<!un)embed|word_emb|\.wte|\.wpe|lm_head|^output\.|conv1d|\.conv\.conv|experts\.mlp\."
-    r"|shared_transformer|layers\.\d+\.linear\."
-)
-"""Parts of the names of other matrices: of embeddings and logits, convolutions, the experts of DBRX, and layers
-aside."""
+NOT_CHANGED = r"[qk]_norm\.|(?<!un)embed|word_emb|\.wte|\.wpe|lm_head|^output\.|conv1d|\.conv\.conv|experts\.mlp\."
+"""Parts of the names of other matrices: of embeddings and logits, convolutions, and the experts of DBRX."""
 STACKED = r"(.*\.\d+)\..*(experts\.(gate_up_proj|down_proj|fc1\.weight|fc2\.weight)|(in|out)put_linear\.weight)"
 """The names of tensors of all experts of a layer, and the beginning of those of the layer."""
 
@@ -92,14 +88,17 @@ def _blocks(one, other):
 
 
 def random_factors(shapes, rank=4, seed=1, ends=("",)):
-    """{module: (A [rank, in], B [out, rank])}; rank: a number, or a function of the module."""
+    """{module: (A [rank, in], B [out, rank])}; rank: a number, or a function of the module. Those of Zamba 2 are small:
+    with larger ones, equal weights already give logits that differ by 1e-2 among executors.
+    """
+    small = 0.25 if any("shared_transformer" in name for name in shapes) else 1
     rng = np.random.default_rng(seed)
     factors = {}
     for name, shape in sorted(linear_modules(shapes, ends).items()):
         rows, cols = shape[::-1] if is_turned(shapes, name) else shape
         r = rank(name) if callable(rank) else rank
         a, b = rng.standard_normal((r, cols)) / np.sqrt(cols), rng.standard_normal((rows, r)) / np.sqrt(r)
-        factors[name] = a.astype("<f4"), b.astype("<f4")
+        factors[name] = a.astype("<f4"), (small * b).astype("<f4")
     return factors
 
 
@@ -155,6 +154,25 @@ def of_module(name, names):
     return name.replace(".attention.dense", ".self_attn.o_proj").replace(".attention.", ".self_attn.")
 
 
+def with_copies(factors, sign=1):
+    """The changes of a block that layers of Zamba 2 share, with those in the layers whose copies a checkpoint leaves
+    out: sign times as much.
+    """
+    beside = sorted({int(found[1]) for name in factors if (found := re.fullmatch(r".*\.(\d+)\.linear", name))})
+    named = sorted({int(found[1]) for name in factors if (found := re.match(_IN_BLOCK, name))})
+    layers = dict(zip(beside[len(named) :], named * len(beside), strict=False)) if named else {}
+    copies = {
+        name.replace(f".{of}.", f".{layer}.", 1): (a, sign * b)
+        for layer, of in layers.items()
+        for name, (a, b) in factors.items()
+        if (found := re.match(_IN_BLOCK, name)) and int(found[1]) == of
+    }
+    return factors | copies
+
+
+_IN_BLOCK = r".*?\.(\d+)\.shared_transformer\."
+
+
 def every_factor(shapes):
     """Random changes of all linear layers, those of experts included."""
     return random_factors(shapes) | random_expert_factors(shapes)
@@ -167,6 +185,8 @@ def write_peft(folder, factors, *, swapped=None, **config):
     if swapped is None:
         swapped = any(name.endswith(".feed_forward.experts.down_proj") for name in factors)
     folder.mkdir(parents=True, exist_ok=True)
+    if config.get("target_modules") == "all-linear":
+        factors = with_copies(factors)
     linear = [name for name, (a, _) in factors.items() if a.ndim == 2]
     targets = sorted({of_module(name, factors).rpartition(".")[2] for name in linear})
     written = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": targets}

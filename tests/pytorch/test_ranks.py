@@ -68,7 +68,8 @@ DENSE = tiny_spec(num_heads=4, num_kv_heads=2)
 
 
 @pytest.mark.parametrize(
-    ("by_head", "by_position", "spec"), [(2, 1, DENSE), (1, 2, DENSE), (2, 2, DENSE), (2, 1, SPECS["moe"])]
+    ("by_head", "by_position", "spec"),
+    [(2, 1, DENSE), (1, 2, DENSE), (2, 2, DENSE), (2, 1, SPECS["moe"]), (2, 1, SPECS["aside"])],
 )
 def test_ranks_apply_adapters_as_one_does(by_head, by_position, spec):
     weights, adapters = random_weights(spec), [random_adapter(spec, rank, rank) for rank in (3, 8)]

@@ -82,9 +82,10 @@ void AttentionStage::run(int thread, int layer_index) {
     const Share tokens = ctx_.part(i, parts);
     const int count = tokens.end - tokens.begin;
     const ActivationSet in = ctx_.input_rows(thread, layer, tokens);
+    const LoraRows loras = ctx_.shrink(thread, {&layer.qkv, &layer.added.low}, in);
     ctx_.products.linear(thread, layer.qkv, in, {0, count}, ctx_.first.data(), Store::assign,
-                         i + 1 < parts ? &layer.qkv : &layer.o, ctx_.shrink(thread, {&layer.qkv}, in));
-    added_.begin(thread, layer.added, in, count);
+                         i + 1 < parts ? &layer.qkv : &layer.o, loras);
+    added_.begin(thread, layer.added, in, count, loras, int(layer.qkv.parts.size()));
     ctx_.pool.barrier();
     added_.add(thread, layer.added, count, ctx_.first.data());
     ctx_.add_input_bias(thread, layer, ctx_.first.data());

@@ -60,12 +60,12 @@ PassContext::PassContext(Model &m)
 }
 
 void PassContext::reserve() {
+  lora_.plan(input);
   if (has_aside_) {
     for (FloatRows *rows : {&first_input, &aside}) rows->reserve(input.num_tokens);
     for (Buffer<float> &out : wide_out_) out.reserve(2 * size_t(padded_row(2 * model.config.hidden_size)));
-    wide_.reserve(input.num_tokens, 2 * model.config.hidden_size, wide_kinds_, pool.size());
+    wide_.reserve(input.num_tokens, 2 * model.config.hidden_size, with_loras(wide_kinds_), pool.size());
   }
-  lora_.plan(input);
   x.reserve(input.num_tokens);
   if (has_branch_) branch.reserve(input.num_tokens);
   normed.reserve(input.num_tokens, model.config.hidden_size, with_loras(kinds_), pool.size());
@@ -109,7 +109,8 @@ void PassContext::keep_first_input(int thread) {
 void PassContext::finish_aside(int thread, const Layer &layer, const Linear &next) {
   const Share rows{0, input.num_tokens};
   const ActivationSet in = norm_rows_of(thread, {}, rows, [&](int t) { return branch.row(t); });
-  products.linear(thread, layer.aside, in, rows, aside.data(), Store::assign, &next);
+  products.linear(thread, layer.aside, in, rows, aside.data(), Store::assign, &next,
+                  shrink(thread, {&layer.aside}, in));
   pool.barrier();
 }
 

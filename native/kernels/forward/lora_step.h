@@ -45,7 +45,8 @@ class LoraStep {
   LoraRows shrink_alone(int thread, const PackedMatrix &matrix, const ActivationSet &a, Share tokens);
 
  private:
-  static constexpr size_t kMatrices = 7;  // per shrink, at most: those of all streams but the first; a delta-net has 6
+  // Per shrink, at most: those of all streams but the first, or q, k, v, a gate and the low ranks of a layer aside.
+  static constexpr size_t kMatrices = 7;
   static_assert(kMatrices >= kMostStreams - 1);
 
   void find_adapters(const ForwardInput &input);

@@ -20,12 +20,15 @@ LowRankProducts::LowRankProducts(PassContext &context, const std::vector<const L
 void LowRankProducts::reserve() {
   const int num_tokens = ctx_.input.num_tokens;
   low_.reserve(size_t(num_tokens) * size_t(stride_));
-  for (ProductInput &input : inputs_) input.reserve(num_tokens, rank_, kinds_, ctx_.pool.size());
+  for (ProductInput &input : inputs_) {
+    input.reserve(num_tokens, rank_, ctx_.with_loras(kinds_), ctx_.pool.size());
+  }
 }
 
-void LowRankProducts::begin(int thread, const LowRank &of, const ActivationSet &a, int count) {
+void LowRankProducts::begin(int thread, const LowRank &of, const ActivationSet &a, int count, const LoraRows &loras,
+                            int place) {
   if (of.low.parts.empty()) return;
-  ctx_.products.linear(thread, of.low, a, {0, count}, low_.data(), Store::assign, &of.high[0]);
+  ctx_.products.linear(thread, of.low, a, {0, count}, low_.data(), Store::assign, &of.high[0], loras, place);
 }
 
 void LowRankProducts::add(int thread, const LowRank &of, int count, float *out) {
@@ -35,7 +38,9 @@ void LowRankProducts::add(int thread, const LowRank &of, int count, float *out) 
     const ActivationSet set = ctx_.products.prepare(thread, inputs_[i], of.high[i].cols, count, [&](int r) {
       return part + int64_t(r) * of.low.stride;
     });
-    ctx_.products.linear(thread, of.high[i], set, {0, count}, out, Store::add);
+    if (i > 0 && ctx_.has_loras()) ctx_.pool.barrier();  // the adapters of the product before were added
+    const LoraRows loras = ctx_.shrink(thread, {&of.high[i]}, set);
+    ctx_.products.linear(thread, of.high[i], set, {0, count}, out, Store::add, nullptr, loras);
   }
   ctx_.pool.barrier();
 }

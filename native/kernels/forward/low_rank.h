@@ -13,8 +13,8 @@ class LowRankProducts {
   LowRankProducts(PassContext &context, const std::vector<const LowRank *> &all);
 
   void reserve();
-  // Computes the first products of `count` rows of `a`; before a barrier.
-  void begin(int thread, const LowRank &of, const ActivationSet &a, int count);
+  // Computes the first products of `count` rows of `a`; before a barrier. loras, place: see Products::linear.
+  void begin(int thread, const LowRank &of, const ActivationSet &a, int count, const LoraRows &loras, int place);
   // out += the second ones; after a barrier, and with one at the end. Without parts both do nothing.
   void add(int thread, const LowRank &of, int count, float *out);
 

@@ -38,10 +38,10 @@ ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet 
   const bool has_both = !mlp.both.parts.empty();
   const ptrdiff_t stride = has_both ? mlp.both.stride : mlp.up.stride;
   const Share rows{0, count};
-  const LoraRows loras = ctx_.shrink(thread, {&mlp.gate, &mlp.up}, a);
+  const LoraRows loras = ctx_.shrink(thread, {&mlp.gate, &mlp.up, &mlp.added.low}, a);
   if (has_both) {
     ctx_.products.linear(thread, mlp.both, a, rows, ctx_.first.data(), Store::assign, &mlp.down, loras);
-    added_.begin(thread, mlp.added, a, count);
+    added_.begin(thread, mlp.added, a, count, loras, int(mlp.both.parts.size()));
     ctx_.pool.barrier();
     added_.add(thread, mlp.added, count, ctx_.first.data());
     finish_gates(thread, mlp, count);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -17,13 +18,14 @@ LoraTokens = Sequence[tuple[LoraFloats, I64]]
 
 
 class FloatWeights:
-    """Weights as float32, each dequantised once."""
+    """Weights as float32, each dequantised once. names: other names of some of them → their own."""
 
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
+    def __init__(self, weights: Weights, names: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._weights, self._names = weights, names
         self._floats: dict[str, F32] = {}
 
     def __call__(self, name: str) -> F32:
+        name = self._names.get(name, name)
         if name not in self._floats:
             self._floats[name] = self._weights[name].dequantize()
         return self._floats[name]

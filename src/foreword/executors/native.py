@@ -454,6 +454,7 @@ class _Packer:
         packed: dict[str, Any] = {}
         vectors: list[str] = []
         norms = self.spec.norms_of(layer)
+        own = prefix
         if (aside := layer.aside) is not None:
             packed, prefix = self._aside(prefix, aside), block_of(aside)
         if place is not None:
@@ -496,13 +497,28 @@ class _Packer:
         if self.spec.layer_scales:
             name = prefix + "layer_scale"
             packed["layer_scale"] = float(self.parts.table(name, self.weights[name].dequantize).ravel()[0])
-        return packed | {name: self.parts.weight(prefix + name) for name in vectors}
+        packed |= {name: self.parts.weight(prefix + name) for name in vectors}
+        return packed if layer.aside is None else packed | self._of_block(own, prefix, packed)
 
     def _aside(self, prefix: str, aside: AsideSpec) -> dict[str, Any]:
         """Return the native form of what a layer aside has of its own."""
         names = [f"{name}_{part}" for name in "qkv" for part in ("low", "high")] if aside.attention_rank else []
         names += ["mlp_low", "gate_high", "up_high"] if aside.mlp_rank else []
         return {name: self._matrix(prefix + name) for name in (*names, "aside")}
+
+    def _of_block(self, prefix: str, block: str, packed: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the matrices of a block in ``packed`` with numbers of their own for one layer, whose adapters change
+        them there alone. prefix, block: the beginnings of the names of the layer's weights and of those of the block.
+        """
+
+        def own(name: str) -> int:
+            return self.parts.again(prefix + name, block + name)
+
+        found: dict[str, Any] = {name: own(name) for name in packed if block + name in self.parts.matrices}
+        *mlp, gate_bias, up_bias, down_bias = packed["mlp"]
+        names = zip(("gate", "up", "down"), mlp, strict=True)
+        matrices = [number if number < 0 else own(name) for name, number in names]
+        return found | {"mlp": (*matrices, gate_bias, up_bias, down_bias)}
 
     @staticmethod
     def _is_shared(layer: LayerSpec, norm: str) -> bool:

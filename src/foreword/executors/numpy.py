@@ -50,7 +50,7 @@ from foreword.models.spec import (
     PerLayerSpec,
     QueryGrowth,
     RopeSpec,
-    block_of,
+    names_in_blocks,
     projections,
 )
 from foreword.models.weights import Weights
@@ -210,7 +210,7 @@ class NumpyExecutor(TransferPagedExecutor):
             mrope_dims=spec.mrope_dims,
         )
         self.num_blocks, self.block_size, self.num_states = num_blocks, block_size, num_states
-        self.spec, self.weight = spec, FloatWeights(weights)
+        self.spec, self.weight = spec, FloatWeights(weights, names_in_blocks(spec))
         self.groups, self.places = spec.kv_groups(), spec.places()
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)  # the residual stream of the last step
         # The keys that the last indexer chose for each request of a step: [its tokens, keys].
@@ -352,30 +352,26 @@ class NumpyExecutor(TransferPagedExecutor):
         self, x: F32, first: F32, p: str, layer: LayerSpec, aside: AsideSpec, group: int, slot: int, step: NumpyStep
     ) -> F32:
         """Run a layer aside: see `AsideSpec`. first: the input of the first layer. Return [T, hidden]."""
-        block, both = block_of(aside), np.concatenate([x, first], axis=-1)
-        h = rms_norm(both, self.spec.norm_eps) * self.weight(block + "attn_norm")
-        a = self.attention(h, block, layer, group, slot, step, p if aside.attention_rank else None)
-        u = self.input(a, block + "mlp_norm", has_norm=True)
-        m = self.mlp(u, block, own=p if aside.mlp_rank else None)
-        return self.linear(m, p + "aside", ())
+        both = np.concatenate([x, first], axis=-1)
+        h = rms_norm(both, self.spec.norm_eps) * self.weight(p + "attn_norm")
+        a = self.attention(h, p, layer, group, slot, step)
+        u = self.input(a, p + "mlp_norm", has_norm=True)
+        m = self.mlp(u, p, step.loras, has_low_rank=aside.mlp_rank > 0)
+        return self.linear(m, p + "aside", step.loras)
 
-    def low_rank(self, x: F32, low: str, high: str) -> F32:
+    def low_rank(self, x: F32, low: str, high: str, loras: LoraTokens) -> F32:
         """Return x Wlow Whigh, by their names."""
-        return self.linear(self.linear(x, low, ()), high, ())
+        return self.linear(self.linear(x, low, loras), high, loras)
 
-    def attention(
-        self, h: F32, p: str, layer: LayerSpec, group: int, slot: int, step: NumpyStep, own: str | None = None
-    ) -> F32:
-        """Run the attention block of the layer on its normed input h. Return [T, hidden]. own: the beginning of the
-        names of products of low rank that are added to queries, keys and values.
-        """
+    def attention(self, h: F32, p: str, layer: LayerSpec, group: int, slot: int, step: NumpyStep) -> F32:
+        """Run the attention block of the layer on its normed input h. Return [T, hidden]."""
         spec, loras = self.spec, step.loras
         num_kv_heads, head_dim, num_heads, value_dim = spec.heads_of(layer)
         dims = {"q": head_dim, "k": head_dim, "v": value_dim}
         heads = {name: self.project(h, p + name, dims[name], loras) for name in projections(layer)}
-        if own is not None:
+        if layer.aside is not None and layer.aside.attention_rank:
             for name, values in heads.items():
-                values += self.low_rank(h, f"{own}{name}_low", f"{own}{name}_high").reshape(values.shape)
+                values += self.low_rank(h, f"{p}{name}_low", f"{p}{name}_high", loras).reshape(values.shape)
         if layer.values_are_keys:
             heads["v"] = heads["k"]
         for name in {"q", "k"} & heads.keys():
@@ -560,18 +556,17 @@ class NumpyExecutor(TransferPagedExecutor):
         return out
 
     def mlp(
-        self, h: F32, prefix: str, loras: LoraTokens = (), cutoff: float | None = None, own: str | None = None
+        self, h: F32, prefix: str, loras: LoraTokens, cutoff: float | None = None, *, has_low_rank: bool = False
     ) -> F32:
         """Return (act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``.
-        `LayerSpec.gate_cutoff` explains ``cutoff``. own: the beginning of the names of products of low rank that are
-        added to gate and up.
+        `LayerSpec.gate_cutoff` explains ``cutoff``. has_low_rank: products of low rank are added to gate and up.
         """
         act, clamp = ACTIVATIONS[self.spec.activation], self.spec.clamped_gate
 
         def part(x: F32, name: str) -> F32:
             out = self.biased(x, prefix + name, loras, has_bias=self.spec.mlp_bias)
-            if own is not None and name != "down":
-                out = out + self.low_rank(x, own + "mlp_low", f"{own}{name}_high")
+            if has_low_rank and name != "down":
+                out = out + self.low_rank(x, prefix + "mlp_low", f"{prefix}{name}_high", loras)
             return out
 
         up = part(h, "up")

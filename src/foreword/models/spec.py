@@ -581,8 +581,11 @@ def grouped_layers(kinds: Iterable[LayerKind | None]) -> tuple[KVGroupSpec, ...]
     )
 
 
-def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Return every canonical weight name of a model with its shape, [out, in] for matrices, in execution order."""
+def weight_names(spec: DecoderSpec, *, by_layer: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Return every canonical weight name of a model with its shape, [out, in] for matrices, in execution order.
+    by_layer: instead of the weights of blocks, those of each layer that has the block, as if they were its own. These
+    are the names of what adapters change.
+    """
     d = spec.hidden_size
     yield "embed", (spec.vocab_size, d)
     if spec.num_positions:
@@ -595,12 +598,13 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "per_layer_norm", (per_layer.size,)
     others = range(1, spec.streams.num_streams) if spec.streams else ()
     yield from ((f"stream_in.{k}", (d, d)) for k in others)
-    blocks = set[int]()
+    blocks = set[str]()
     for i, layer in enumerate(spec.layers):
         p, norms = f"layers.{i}.", spec.norms_of(layer)
         if (aside := layer.aside) is not None:
-            yield from _aside(spec, p, layer, aside, has_block=aside.block not in blocks)
-            blocks.add(aside.block)
+            block = p if by_layer else block_of(aside)
+            yield from _aside(spec, p, layer, aside, "" if block in blocks else block)
+            blocks.add(block)
             continue
         if layer.has_mixer:
             if norms.before_mixer and not layer.beside:
@@ -659,13 +663,29 @@ def block_of(aside: AsideSpec) -> str:
     return f"blocks.{aside.block}."
 
 
+def names_in_blocks(spec: DecoderSpec) -> dict[str, str]:
+    """Return the weight of a block for each name that `weight_names` returns by layer, and not otherwise."""
+    found = dict[str, str]()
+    if not any(layer.aside for layer in spec.layers):
+        return found
+    weights = {name for name, _ in weight_names(spec)}
+    for name, _ in weight_names(spec, by_layer=True):
+        if name not in weights:
+            _, layer, own = name.split(".", 2)
+            aside = spec.layers[int(layer)].aside
+            assert aside is not None
+            found[name] = block_of(aside) + own
+    return found
+
+
 def _aside(
-    spec: DecoderSpec, p: str, layer: LayerSpec, aside: AsideSpec, *, has_block: bool
+    spec: DecoderSpec, p: str, layer: LayerSpec, aside: AsideSpec, block: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Return the weights of a layer aside. has_block: those of its block too."""
+    """Return the weights of a layer aside. block: the beginning of the names of those of its block; "": without
+    these.
+    """
     d, inner = spec.hidden_size, spec.intermediate_size
-    if has_block:
-        block = block_of(aside)
+    if block:
         yield block + "attn_norm", (2 * d,)
         yield from _attention(spec, block, layer, 2 * d)
         yield from _norm(spec, block + "mlp_norm")

@@ -121,6 +121,11 @@ class Parts(Generic[C]):
         self.matrices[name] = number
         return number
 
+    def again(self, name: str, of: str) -> int:
+        """Return another number for the matrix ``of``, under the name of what adapters change there."""
+        number = self.matrices[name] = self.core.again(self.matrices[of])
+        return number
+
     def computed(self, name: str, make: Callable[[], F32], shape: tuple[int, int], target: str) -> int:
         """Add the matrix that ``make`` computes, float32 [rows, columns], in the format ``target``."""
         rows, cols = shape
@@ -185,7 +190,7 @@ class Parts(Generic[C]):
 
     def packed(self) -> dict[str, Part]:
         """Return all parts of a complete core that was packed from weights."""
-        own = {name: Part(self._formats[name], self.core.panels(i)) for name, i in self.matrices.items()}
+        own = {name: Part(form, self.core.panels(self.matrices[name])) for name, form in self._formats.items()}
         if (screen := self.core.screen()) is not None:
             panels, errors, most = screen
             rows, cols = self._head_shape()

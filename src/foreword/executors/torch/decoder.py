@@ -238,9 +238,9 @@ class Layer(Generic[StepType]):
 
 
 class AsideLayer(Generic[StepType]):
-    """A layer whose output the next layer reads beside the residual stream: see `AsideSpec`."""
-
-    products: Sequence[Linear] = ()  # that adapters may change
+    """A layer whose output the next layer reads beside the residual stream: see `AsideSpec`. products: those that
+    adapters may change.
+    """
 
     def __init__(
         self, spec: DecoderSpec, index: int, aside: AsideSpec, load: Loader, mixer: MakeMixer[StepType]
@@ -248,20 +248,25 @@ class AsideLayer(Generic[StepType]):
         prefix, block = f"layers.{index}.", block_of(aside)
         self.attn_norm, self.mlp_norm = (Norm(spec, block + name, load) for name in ("attn_norm", "mlp_norm"))
         self.mixer, self.gate = mixer(spec, index, load), Gate(spec)
-        self.inputs = load.of_block(block, ["gate", "up"], split="outputs")
-        self.down = load.of_block(block, ["down"], split="inputs")
+        self.inputs = load.of_block(block, prefix, ["gate", "up"], split="outputs")
+        self.down = load.of_block(block, prefix, ["down"], split="inputs")
         self.low = LowRank(load, prefix, ["mlp"], [["gate", "up"]]) if aside.mlp_rank else None
         self.output = load.linear(prefix, ["aside"])
+        self.products: list[Changeable] = [*self.mixer.products, self.inputs, self.down, self.output]
+        self.products += [] if self.low is None else self.low.products
 
     def __call__(self, x: Tensor, first: Tensor, step: StepType) -> Tensor:
         """Return [T, hidden]. first: the input of the first layer."""
-        u = self.mlp_norm(self.mixer(self.attn_norm(torch.cat([x, first], dim=1)), step))
-        gate_up = self.inputs(u)
-        return self.output(self.down(self.gate(gate_up if self.low is None else gate_up + self.low(u))))
+        u, loras = self.mlp_norm(self.mixer(self.attn_norm(torch.cat([x, first], dim=1)), step)), step.loras
+        gate_up = self.inputs(u, loras)
+        gate_up = gate_up if self.low is None else gate_up + self.low(u, loras)
+        return self.output(self.down(self.gate(gate_up), loras), loras)
 
 
 class LowRank:
-    """Products with two matrices each, NAME_low and those of ``outputs``, OUTPUT_high; their outputs side by side."""
+    """Products with two matrices each, NAME_low and those of ``outputs``, OUTPUT_high; their outputs side by side.
+    products: those that adapters may change, which are all.
+    """
 
     def __init__(
         self,
@@ -274,10 +279,11 @@ class LowRank:
         self.low = load.linear(prefix, [f"{name}_low" for name in names])
         high = ([f"{name}_high" for name in of_one] for of_one in outputs)
         self.high = [load.linear(prefix, of_one, split="outputs", among=among) for of_one in high]
+        self.products = [self.low, *self.high]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        parts = self.low(x).split([len(rows) for rows in self.low.outputs], dim=1)
-        return torch.cat([high(part) for high, part in zip(self.high, parts, strict=True)], dim=1)
+    def __call__(self, x: Tensor, loras: ProductChanges | None) -> Tensor:
+        parts = self.low(x, loras).split([len(rows) for rows in self.low.outputs], dim=1)
+        return torch.cat([high(part, loras) for high, part in zip(self.high, parts, strict=True)], dim=1)
 
 
 def _scaled(x: Tensor, scale: float) -> Tensor:
@@ -327,17 +333,18 @@ class AttentionWeights:
         if (aside := self.layer.aside) is not None:
             if aside.attention_rank:
                 self.low = LowRank(load, prefix, projected, [[name] for name in projected], load.shards.heads)
-            prefix = block_of(aside)
+            own, prefix = prefix, block_of(aside)
         names = (*projected, "attn_gate") if spec.attn_gate else projected
         biases = names if spec.qkv_bias else ()
         if aside is not None:
-            self.inputs = load.of_block(prefix, names, split="outputs", among=load.shards.heads)
-            self.output = load.of_block(prefix, ["o"], split="inputs", among=load.shards.heads)
+            self.inputs = load.of_block(prefix, own, names, split="outputs", among=load.shards.heads)
+            self.output = load.of_block(prefix, own, ["o"], split="inputs", among=load.shards.heads)
         else:
             self.inputs = load.linear(prefix, names, biases=biases, split="outputs", among=load.shards.heads)
             o_biases = "o" if spec.o_bias else ()
             self.output = load.linear(prefix, ["o"], biases=o_biases, split="inputs", among=load.shards.heads)
-        self.products = [self.inputs, self.output]
+        self.products: list[Changeable] = [self.inputs, self.output]
+        self.products += [] if self.low is None else self.low.products
         self.ends = tuple(accumulate(map(len, self.inputs.outputs[: len(projected)])))
         self.norms: tuple[Tensor, ...] | None = None
         self.norm_biases: tuple[Tensor, ...] | None = None
@@ -413,7 +420,7 @@ class PagedLayer(AttentionWeights):
         """
         spec, layer, dim, num_heads = self.spec, self.layer, self.heads.head_dim, self.heads.num_heads
         flat, gate = self.inputs(h, loras).tensor_split(self.ends[-1:], dim=1)
-        flat = flat if self.low is None else flat + self.low(h)
+        flat = flat if self.low is None else flat + self.low(h, loras)
         qk, v = flat.tensor_split([self._width], dim=1)
         qk = qk.unflatten(1, (-1, dim))
         v = qk[:, num_heads:] if layer.values_are_keys else v.unflatten(1, (-1, self.heads.value_dim))

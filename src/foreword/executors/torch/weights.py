@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Literal
 
@@ -143,12 +143,16 @@ class Loader:
         weight = self._joined(parts, dtype, split, among, by_column=by_column)
         return Linear(parts, outputs, inputs[0], weight, bias, total)
 
-    def of_block(self, prefix: str, names: Sequence[str], *, split: Split, among: Shard | None = None) -> Linear:
-        """Return `linear` of matrices that several layers have in common: they are read once."""
-        key = tuple(prefix + name for name in names)
+    def of_block(
+        self, block: str, prefix: str, names: Sequence[str], *, split: Split, among: Shard | None = None
+    ) -> Linear:
+        """Return `linear` of matrices that several layers have in common: they are read once. block, prefix: the
+        beginnings of their names, and of those of their changes in one of the layers.
+        """
+        key = tuple(block + name for name in names)
         if key not in self._of_blocks:
-            self._of_blocks[key] = self.linear(prefix, names, split=split, among=among)
-        return self._of_blocks[key]
+            self._of_blocks[key] = self.linear(block, names, split=split, among=among)
+        return replace(self._of_blocks[key], parts=tuple(prefix + name for name in names))
 
     def experts(self, prefix: str, count: int, names: Sequence[str], *, split: Split) -> ExpertLinear:
         """Return the matrices of ``count`` experts. prefix: of their names, with {e} in place of the expert. Raise

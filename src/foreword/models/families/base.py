@@ -235,7 +235,9 @@ class Family:
     fused: weights that are rows of another tensor, and names that depend on the spec, of all weights or, by their whole
     names, of those of one layer. gguf_fused: these of GGUF files; None: the same. numbers: the layer of its files of
     each layer of a spec, see `in_parts`; {part} in names is the number of a layer among those of one layer of the
-    files. tied: beginnings of names of safetensors that stand for the tensors of others.
+    files. tied: beginnings of names of safetensors that stand for the tensors of others. changed: as fused, of what
+    adapters change, where it is not what has a tensor; idle: linear layers that adapters change although no token
+    reaches them → those of the same shape.
     is_scaled_in_gguf: weights of GGUF files are multiplied by the numbers of the spec already.
     scaled_by_mlx: the config of a checkpoint by MLX, whose weights are multiplied by numbers of the config. is_scaled:
     they are multiplied so, and those of adapters are not.
@@ -272,6 +274,8 @@ class Family:
     gguf_fused: Callable[[DecoderSpec], Mapping[str, str | Rows]] | None = None
     numbers: Callable[[DecoderSpec], Sequence[int]] = lambda spec: range(spec.num_layers)
     tied: Callable[[DecoderSpec], Mapping[str, str]] = lambda spec: {}
+    changed: Callable[[DecoderSpec], Mapping[str, str | Rows]] = lambda spec: {}
+    idle: Callable[[DecoderSpec], Mapping[str, str]] = lambda spec: {}
     is_scaled_in_gguf: bool = False
     scaled_by_mlx: Callable[[Config], Config] | None = None
     is_scaled: bool = False

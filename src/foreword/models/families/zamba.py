@@ -91,7 +91,20 @@ def _fused(spec: DecoderSpec) -> Mapping[str, str | Rows]:
     """Return the rows of in_proj, and the tensors of the blocks and of the layers aside. The block has what is added to
     its products of low rank, one for each layer aside of the model.
     """
-    inner, names = spec.intermediate_size, dict[str, str | Rows](fused_mamba(spec))
+    names = dict[str, str | Rows](fused_mamba(spec))
+    for n, (i, aside, own, file) in enumerate(_places(spec)):
+        block, p = block_of(aside), f"layers.{i}."
+        names |= _linear(spec, n, block, p, file)
+        names |= {block + name: f"{file}{module}.weight" for name, module in _NORMS.items()}
+        names[p + "aside"] = own + "linear.weight"
+    return names
+
+
+def _linear(spec: DecoderSpec, n: int, block: str, layer: str, file: str) -> dict[str, str | Rows]:
+    """Return the tensors of the linear layers of a block, whose names begin with ``file``, and of the products of low
+    rank that it has for the n-th layer aside. block, layer: the beginnings of the canonical names of both.
+    """
+    inner, names = spec.intermediate_size, dict[str, str | Rows]()
 
     def both(prefix: str, tensor: str, end: str = "") -> dict[str, str | Rows]:
         name = f"{prefix}gate_up{end}"
@@ -101,18 +114,40 @@ def _fused(spec: DecoderSpec) -> Mapping[str, str | Rows]:
             f"{prefix}up{end}": Rows(name, inner, 2 * inner),
         }
 
-    for n, (i, aside, own, file) in enumerate(_places(spec)):
-        block, p, mlp = block_of(aside), f"layers.{i}.", file + "feed_forward."
-        names |= {block + name: f"{file}self_attn.{name}_proj.weight" for name in "qkvo"}
-        names |= {block + name: f"{file}{module}.weight" for name, module in _NORMS.items()}
-        names |= {block + "down": mlp + "down_proj.weight", **both(block, mlp + "gate_up_proj.weight")}
-        for name in "qkv":
-            added = f"{file}self_attn.linear_{name}_adapter_list.{n}."
-            names |= {f"{p}{name}_low": added + "0.weight", f"{p}{name}_high": added + "1.weight"}
-        added = f"{mlp}gate_up_proj_adapter_list.{n}."
-        names |= {p + "mlp_low": added + "0.weight", **both(p, added + "1.weight", "_high")}
-        names[p + "aside"] = own + "linear.weight"
+    mlp = file + "feed_forward."
+    names |= {block + name: f"{file}self_attn.{name}_proj.weight" for name in "qkvo"}
+    names |= {block + "down": mlp + "down_proj.weight", **both(block, mlp + "gate_up_proj.weight")}
+    for name in "qkv":
+        low, high = (f"{module}.weight" for module in _low_rank(file, name, n))
+        names |= {f"{layer}{name}_low": low, f"{layer}{name}_high": high}
+    low, high = (f"{module}.weight" for module in _low_rank(file, "mlp", n))
+    return names | {layer + "mlp_low": low, **both(layer, high, "_high")}
+
+
+def _low_rank(file: str, name: str, n: int) -> tuple[str, str]:
+    """Return the two modules of a product of low rank that a block has for the n-th layer aside."""
+    module = "feed_forward.gate_up_proj" if name == "mlp" else f"self_attn.linear_{name}"
+    return f"{file}{module}_adapter_list.{n}.0", f"{file}{module}_adapter_list.{n}.1"
+
+
+def _changed(spec: DecoderSpec) -> Mapping[str, str | Rows]:
+    """Return the linear layers of blocks by layer: each layer has modules of its own, with the weights of others."""
+    names = dict[str, str | Rows]()
+    for n, (i, _, own, _) in enumerate(_places(spec)):
+        names |= _linear(spec, n, f"layers.{i}.", f"layers.{i}.", own + _BLOCK)
     return names
+
+
+def _idle(spec: DecoderSpec) -> Mapping[str, str]:
+    """Return the products of low rank that a layer has for others with its block, with those of these layers."""
+    found, places = dict[str, str](), [(aside, own + _BLOCK) for _, aside, own, _ in _places(spec)]
+    for aside, own in places:
+        for n, (other, user) in enumerate(places):
+            if user == own or other.block != aside.block:
+                continue
+            for name in (*("qkv" if aside.attention_rank else ""), *(["mlp"] if aside.mlp_rank else [])):
+                found |= dict(zip(_low_rank(own, name, n), _low_rank(user, name, n), strict=True))
+    return found
 
 
 def _tied(spec: DecoderSpec) -> dict[str, str]:
@@ -158,5 +193,7 @@ FAMILIES = {
         fused=_fused,
         numbers=_numbers,
         tied=_tied,
+        changed=_changed,
+        idle=_idle,
     )
 }

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -22,7 +23,7 @@ FileStates = tuple[str, ...]
 MAX_RANK = 256
 _TARGET = re.compile(
     r"per_layer_in|stream_(in|out)\.\d+|layers\.\d+\.("
-    r"q|k|v|q_a|kv_a|k_b|v_b|attn_gate|o|index_q|index_k|index_weights|"
+    r"q|k|v|q_a|kv_a|k_b|v_b|attn_gate|o|aside|(q|k|v|mlp)_low|(q|k|v|gate|up)_high|index_q|index_k|index_weights|"
     r"state\.(q|k|v|z|dt|beta|z_low|dt_low|o)|"
     r"((shared|experts\.\d+)\.)?(gate|up|down)|router|shared_gate|latent_in|latent_out|"
     r"per_layer_gate|per_layer_out|streams_router|streams_predict|streams_correct|laurel_left|laurel_right)"
@@ -44,9 +45,9 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraAdapter:
-    """pairs: canonical weight name (`foreword.models.spec.weight_names`) → its change. path: where it was read. files:
-    the states of its files then, see `foreword.models.lora.file_states`. content: what only files of equal bytes have,
-    see `Digests.of_files`; b"" unless it is asked for.
+    """pairs: canonical weight name (`foreword.models.spec.weight_names`, by layer) → its change. path: where it was
+    read. files: the states of its files then, see `foreword.models.lora.file_states`. content: what only files of equal
+    bytes have, see `Digests.of_files`; b"" unless it is asked for.
     """
 
     path: Path
@@ -92,6 +93,7 @@ class Module:
     num_experts: as many linear layers in one, with {e} in place of the expert in the names of parts; 0: it is one.
     num_idle: experts behind these in the same parameter, whose output is their input: their changes have no effect.
     swapped: the versions of PEFT that take the inputs of the parameter of experts for outputs.
+    Without parts it computes nothing that a token reads.
     """
 
     num_outputs: int
@@ -104,23 +106,29 @@ class Module:
     @property
     def is_router(self) -> bool:
         """Return whether it chooses experts. A router is not a linear layer in some versions of transformers."""
-        return self.parts[0][0].endswith(".router")
+        return any(part.endswith(".router") for part, _ in self.parts)
 
     @property
     def is_expert(self) -> bool:
         """Return whether it is that of one expert. These are parts of one parameter in some versions of
         transformers.
         """
-        return not self.num_experts and ".experts." in self.parts[0][0]
+        return not self.num_experts and any(".experts." in part for part, _ in self.parts)
 
 
-def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows], numbers: Sequence[int]) -> dict[str, Module]:
+def modules_of(
+    spec: DecoderSpec,
+    names: Mapping[str, str | Rows],
+    numbers: Sequence[int],
+    idle: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Module]:
     """Return the linear layers that an adapter may change, by name.
 
-    names: canonical weight → tensor of a file, or rows of one. numbers: see `Family`.
+    names: canonical weight → tensor of a file, or rows of one. numbers: see `Family`. idle: further linear layers that
+    no token reaches → those of the same shape.
     """
     modules: dict[str, Module] = {}
-    for name, shape in weight_names(spec):
+    for name, shape in weight_names(spec, by_layer=True):
         if not _TARGET.fullmatch(name) or not has_source(name, names):
             continue
         tensor, rows, expert = source_of(name, names, numbers)
@@ -134,7 +142,7 @@ def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows], numbers: Sequ
         stop = rows.stop if rows.period is None else shape[0] // (rows.stop - rows.start) * rows.period
         other = modules.get(key := tensor.removesuffix(".weight"), Module(0, shape[1], ()))
         modules[key] = Module(max(stop, other.num_outputs), shape[1], (*other.parts, (name, rows)), count)
-    return modules
+    return modules | {name: replace(modules[like], parts=()) for name, like in idle.items()}
 
 
 def parameters_of(
@@ -257,6 +265,11 @@ def joined(path: Path, pairs: dict[str, LoraPair], more: Mapping[str, LoraPair],
 
 def unknown_module(path: Path, name: str, modules: Mapping[str, Module]) -> ModelError:
     """Return the error for a tensor of a module that is not among ``modules``."""
-    known = ", ".join(sorted({re.sub(r".*\.\d+\.", "", known) for known in modules}))
+    known = ", ".join(sorted({_short(known) for known in modules}))
     reason = f"changes {name:.120}, which is not supported for this model (of each layer: {known})"
     return ModelError(f"{path}: {reason}. {_OF_THIS_MODEL}, without changes of other weights")
+
+
+def _short(module: str) -> str:
+    """Return the name of a module in its layer, or expert, with N in place of numbers."""
+    return re.sub(r"\.\d+(?=\.|$)", ".N", re.sub(r".*\.\d+\.(?!\d)", "", module))

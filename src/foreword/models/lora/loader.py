@@ -33,9 +33,11 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapte
             reason = f"the weights of this {spec.architecture} have its multipliers, those of an adapter not"
             raise ModelError(f"{path}: {reason}. Use the model's own checkpoint of safetensors")
         names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
+        names |= family.changed(spec)
         numbers = family.numbers(spec)
         parameters = parameters_of(spec, names, numbers, family.peft_swaps_experts)
-        adapter = read_peft(path, modules_of(spec, names, numbers), {**_OF_TEXT, **family.renamed}, parameters)
+        modules = modules_of(spec, names, numbers, family.idle(spec))
+        adapter = read_peft(path, modules, {**_OF_TEXT, **family.renamed}, parameters)
         return in_order(
             adapter, spec, is_interleaved=family.interleaved, of_indexer=family.interleaved_indexer, is_tiled=False
         )
