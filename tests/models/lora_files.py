@@ -12,7 +12,9 @@ from models.tiny import write_safetensors
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj")
 """The ends of the names of linear layers of attention and of a dense MLP, in most families."""
-NOT_CHANGED = r"[qk]_norm\.|(?<!un)embed|word_emb|\.wte|\.wpe|lm_head|^output\.|conv1d|\.conv\.conv|experts\.mlp\."
+NOT_CHANGED = (
+    r"[qk]_norm\.|(?<!un)embed|word_emb|\.wte|\.wpe|lm_head(?!\.dense)|^output\.|conv1d|\.conv\.conv|experts\.mlp\."
+)
 """Parts of the names of other matrices: of embeddings and logits, convolutions, and the experts of DBRX."""
 STACKED = r"(.*\.\d+)\..*(experts\.(gate_up_proj|down_proj|fc1\.weight|fc2\.weight)|(in|out)put_linear\.weight)"
 """The names of tensors of all experts of a layer, and the beginning of those of the layer."""

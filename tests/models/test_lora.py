@@ -302,6 +302,25 @@ def test_texts_with_other_adapters_and_without_share_steps(tmp_path, name, execu
             assert_equal(logits, want[i], rig.tolerance)
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_an_adapter_changes_the_head_of_its_own_tokens_whose_logits_are_wanted(tmp_path, executor):
+    rig = Rig(tmp_path, "modernbert-decoder")
+    loras, want = [None], [rig.logits(None)]
+    for seed, rank in enumerate((4, 20)):
+        factors = random_factors(rig.tiny["shapes"], rank, seed, ("lm_head.dense",))
+        assert len(factors) == 1
+        folder = write_peft(tmp_path / str(seed), factors, r=rank, target_modules=["dense"])
+        loras.append(rig.read(folder))
+        want.append(rig.merged_logits(factors, 8 / rank))
+        assert np.abs(want[-1] - want[0]).max() > 0.1
+    order = [1, 0, 2, 0, 1]
+    texts, own = [rig.text] * len(order), [loras[i] for i in order]
+    for plan in (whole(texts), in_chunks(texts, [5, 1, 3])):
+        got = all_logits(rig.model, texts, plan, executor, block_size=4, first_position=7, loras=own)
+        for i, logits in zip(order, got, strict=True):
+            assert_equal(logits, want[i][7:])
+
+
 def test_rank_and_alpha_patterns_and_rank_stabilised_scales(rig):
     rank = {"q_proj": 2, "layers.1.mlp.up_proj": 7}
     alpha = {r"layers\.[02]\..*_proj": 5, "down_proj": 3}

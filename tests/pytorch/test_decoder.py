@@ -170,7 +170,7 @@ def test_tokens_do_not_depend_on_traffic_drafts_overlap_or_preemption(name, num_
         for name in ("llama", "odd_sizes", "qkv_bias", "gemma", "moe", "gated_delta", "mamba1", "short_conv")
     ]
     + [(name, "fp32") for name in ("scaled_state_biases", "latent", "latent_experts", "own_inputs")]
-    + [(name, "fp32") for name in ("aside", "chunks", "late_experts", "biased_experts")]
+    + [(name, "fp32") for name in ("aside", "chunks", "late_experts", "biased_experts", "dense_head")]
     + [(name, dtype) for name in ("llama", "odd_sizes") for dtype in ("bf16", "fp16")],
 )
 def test_adapters_give_the_logits_of_merged_weights_in_a_crowd(name, dtype, device):

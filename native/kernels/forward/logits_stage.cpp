@@ -67,8 +67,8 @@ void LogitsStage::reserve() {
   input_.reserve(rows, ctx_.model.config.hidden_size, is_screened_ ? screen_kinds_ : kinds_, ctx_.pool.size());
   logits_.reserve(rows);
   if (!ctx_.model.head.parts.empty()) {
-    head_input_.reserve(rows, ctx_.model.config.hidden_size, head_kinds_, ctx_.pool.size());
-    inner_.reserve(rows);
+    head_input_.reserve(num_inner(), ctx_.model.config.hidden_size, ctx_.with_loras(head_kinds_), ctx_.pool.size());
+    inner_.reserve(num_inner());
   }
   has_maxima_ = !is_screened_ && int64_t{rows} * logits_.stride() <= kMostCachedLogits * ctx_.pool.size();
   if (has_maxima_) maxima_.reserve(size_t(rows) * size_t(num_logit_blocks(vocab_size)));
@@ -88,9 +88,10 @@ void LogitsStage::run(int thread) {
   const Model &model = ctx_.model;
   const int rows = ctx_.input.num_logits;
   const bool has_head = !model.head.parts.empty();
-  if (has_head) run_head(thread);
+  if (has_head && rows > 0) run_head(thread);
   const auto normed = [&](int r) {
-    const float *row = has_head ? inner_.row(r) : ctx_.x.row(ctx_.input.logits_indices[r]);
+    const int64_t token = ctx_.input.logits_indices[r];
+    const float *row = !has_head ? ctx_.x.row(token) : inner_.row(ctx_.has_loras() ? token : r);
     return ctx_.norm_row(thread, row, model.logits_norm);
   };
   if (is_screened_) {
@@ -106,15 +107,20 @@ void LogitsStage::run(int thread) {
   ctx_.clock.finish(thread, Stage::logits);
 }
 
+// The rows of `inner_`: adapters are shrunk for all tokens at once.
+int LogitsStage::num_inner() const { return ctx_.has_loras() ? ctx_.input.num_tokens : ctx_.input.num_logits; }
+
 // The rows of logits through the head, before its norm.
 void LogitsStage::run_head(int thread) {
   const Model &model = ctx_.model;
-  const int rows = ctx_.input.num_logits;
+  const int rows = num_inner();
   const auto normed = [&](int r) {
-    return ctx_.norm_row(thread, ctx_.x.row(ctx_.input.logits_indices[r]), model.final_norm);
+    const int64_t token = ctx_.has_loras() ? r : ctx_.input.logits_indices[r];
+    return ctx_.norm_row(thread, ctx_.x.row(token), model.final_norm);
   };
-  ctx_.products.linear(thread, model.head, ctx_.products.prepare(thread, head_input_, model.head.cols, rows, normed),
-                       {0, rows}, inner_.data(), Store::assign);
+  const ActivationSet in = ctx_.products.prepare(thread, head_input_, model.head.cols, rows, normed);
+  ctx_.products.linear(thread, model.head, in, {0, rows}, inner_.data(), Store::assign, nullptr,
+                       ctx_.shrink(thread, {&model.head}, in));
   ctx_.pool.barrier();
   const Share share = share_of(rows, thread, ctx_.pool.size());
   for (int r = share.begin; r < share.end; ++r) {

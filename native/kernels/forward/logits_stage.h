@@ -47,6 +47,7 @@ class LogitsStage {
 
   void make_screen();
   void run_head(int thread);
+  int num_inner() const;
   void compute(int thread, const ActivationSet &in, Share rows);
   void screen(int thread, const ActivationSet &in);
   void share_bounds(Found &own, Share rows);
@@ -58,7 +59,7 @@ class LogitsStage {
   ProductInput input_, head_input_;
   KindSet kinds_{}, screen_kinds_{};  // the kinds of `input_`
   KindSet head_kinds_{};              // those of head_input_
-  FloatRows inner_;                   // [L, hidden_size]: act(norm(x) headᵀ)
+  FloatRows inner_;                   // [L, hidden_size], in steps with adapters [T, …]: act(norm(x) headᵀ)
   FloatRows logits_;                  // [L, vocab_size]
   Buffer<float> maxima_, reach_;
   Buffer<float> bounds_;  // lower bounds of the largest logit of each row, of all threads

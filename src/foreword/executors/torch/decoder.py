@@ -68,12 +68,13 @@ class Decoder(Generic[StepType]):
             else AsideLayer(spec, i, layer.aside, load, mixer)
             for i, layer in enumerate(spec.layers)
         ]
+        self.head_dense = load.linear("", ["head_dense"], dtype=load.dtype) if spec.head_dense else None
         products: list[Changeable] = [p for layer in self.layers for p in layer.products]
         products += [] if self.per_layer is None else [self.per_layer.project]
         products += [] if self.streams is None else self.streams.products
+        products += [] if self.head_dense is None else [self.head_dense]
         self.products = list({product.parts: product for product in products}.values())
         self.final_norm = Norm(spec, "final_norm", load)
-        self.head_dense = load("head_dense") if spec.head_dense else None
         self.head_norm = Norm(spec, "head_norm" if spec.head_dense else None, load)
         self.head: Tensor | None = None
         if spec.has_logits:
@@ -116,14 +117,17 @@ class Decoder(Generic[StepType]):
         """Return norm(x, final_norm)."""
         return self.final_norm(x)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Return the logits [L, V] of the residual stream [L, hidden] at some tokens: the rank's part of the
+    def logits(self, x: Tensor, tokens: Tensor, loras: ProductChanges | None) -> Tensor:
+        """Return the logits [L, V] of some tokens of the residual stream [T, hidden]: the rank's part of the
         vocabulary.
         """
         assert self.head is not None
+        if self.head_dense is None or loras is None:
+            x = x[tokens]
         y = self.hidden_states(x)
         if self.head_dense is not None:
-            y = self.head_norm(ACTIVATIONS[self.spec.activation](linear(y, self.head_dense)))
+            y = ACTIVATIONS[self.spec.activation](self.head_dense(y, loras))
+            y = self.head_norm(y if loras is None else y[tokens])
         logits = _scaled(linear(y, self.head), self.spec.logit_scale)
         return cap(logits if self.head_bias is None else logits + self.head_bias, self.spec.final_softcap)
 

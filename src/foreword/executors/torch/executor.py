@@ -113,10 +113,11 @@ class TorchExecutor(TransferPagedExecutor):
 
     def own_logits(self, batch: InputBatch, logits_indices: I64) -> Tensor:
         """Compute the logits of this rank's part of the vocabulary, without those of other ranks."""
-        self._last = self.decoder.forward(self._step(batch))
+        step = self._step(batch)
+        self._last = self.decoder.forward(step)
         if not self.spec.has_logits:
             return self._last.new_empty(0, len(self.shards.all.part(self.spec.vocab_size)))
-        return self.decoder.logits(self._last[self._tensor(logits_indices)])
+        return self.decoder.logits(self._last, self._tensor(logits_indices), step.loras)
 
     def hidden_states(self, tokens: I64) -> F32:
         """See `HostExecutor.hidden_states`."""

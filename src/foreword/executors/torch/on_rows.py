@@ -140,11 +140,12 @@ class DecoderOnRows:
         with torch.inference_mode():
             if self._memory is None:
                 self._memory = _RowMemory(self, rows)
-            x = self.decoder.forward(self._memory.step(num_tokens, num_reqs, inputs))
+            step = self._memory.step(num_tokens, num_reqs, inputs)
+            x = self.decoder.forward(step)
             at = rows.tensors["logits_indices"][:num_logits]
             if inputs.more_logits is not None:
                 at = torch.cat((at, as_tensor(inputs.more_logits, self.device)))
-            return self.decoder.logits(x[at]).float()
+            return self.decoder.logits(x, at, step.loras).float()
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """See `BlockStore.copy_blocks`."""
