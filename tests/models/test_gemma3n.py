@@ -9,9 +9,9 @@ import pytest
 from foreword.errors import ConfigError, ModelError
 from foreword.models.loader import load_model
 from foreword.models.lora import read_lora
-from models.lora_files import every_factor, merged, write_peft
+from models.lora_files import every_factor, merged, random_factors, write_peft
 from models.recorded import TINY, assert_logits, make
-from models.running import EXECUTORS, all_logits, whole
+from models.running import EXECUTORS, all_logits, in_chunks, whole
 from models.tiny import random_tensors, write_model
 
 
@@ -43,6 +43,42 @@ def test_ids_past_the_table_of_inputs_have_those_of_id_0(tmp_path, executor):
     [want] = all_logits(same, [[7, 0, 9]], whole([[7, 0, 9]]), executor)
     [got] = all_logits(model, [[7, 45, 9]], whole([[7, 45, 9]]), executor)
     np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def with_streams(count):
+    """The shapes of a tiny model with so many streams."""
+    shapes, hidden = dict(TINY["gemma3n"]["shapes"]), TINY["gemma3n"]["config"]["hidden_size"]
+    sizes = {
+        "modality_router": (count, hidden),
+        "prediction_coefs": (count**2, count),
+        "correction_coefs": (count,) * 2,
+    }
+    shapes = {
+        name: sizes.get(name.split(".")[-2], shape) for name, shape in shapes.items() if "projections." not in name
+    }
+    for name in ("altup_projections", "altup_unembed_projections"):
+        shapes |= {f"model.{name}.{k}.weight": (hidden, hidden) for k in range(count - 1)}
+    return shapes
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("count", [2, 5, 8])
+def test_adapters_of_one_batch_change_any_number_of_streams(tmp_path, count, executor):
+    tiny, shapes = TINY["gemma3n"], with_streams(count)
+    config, tensors = {**tiny["config"], "altup_num_inputs": count}, random_tensors(shapes)
+    model = load_model(write_model(tmp_path / "model", config, tensors))
+    every = [{}, *(random_factors(shapes, rank, rank) for rank in (3, 20)), {}]
+    loras, texts, want = [], [tiny["token_ids"][i : i + 11] for i in range(4)], []
+    for text, factors in zip(texts, every, strict=True):
+        rank = len(next(iter(factors.values()))[0]) if factors else 1
+        folder = write_peft(tmp_path / str(rank), factors, r=rank, lora_alpha=rank / 2, target_modules="all-linear")
+        loras.append(read_lora(folder, model.spec, model.family) if factors else None)
+        changed = load_model(write_model(tmp_path / "merged", config, merged(tensors, factors, 0.5)))
+        want += all_logits(changed, [text], whole([text]))
+    got = all_logits(model, texts, in_chunks(texts, [3, 1, 5]), executor, block_size=4, loras=loras)
+    for own, expected in zip(got, want, strict=True):
+        np.testing.assert_allclose(own, expected, atol=1e-3)
 
 
 STREAMS = (
