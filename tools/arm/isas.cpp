@@ -60,7 +60,7 @@ class Decoder {
       const float *a = numbers(size_t(kRank * m->cols), 0.2f), *b = numbers(size_t(kRank * m->rows), 0.2f);
       factors.push_back({m, {a, b, kRank, m->rows, m->cols, 0.5f}});
     }
-    model_.add_lora(1, factors);
+    model_.add_lora(1, factors, {});
     model_.final_norm.weight = vector();
     model_.logits_norm = model_.final_norm;
     model_.lm_head = linear(kVocab, kHidden);
