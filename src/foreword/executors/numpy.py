@@ -299,8 +299,8 @@ class NumpyExecutor(TransferPagedExecutor):
             return np.zeros((0, spec.vocab_size), np.float32)
         h = self.hidden_states(logits_indices)  # [L, hidden]
         if spec.head_dense:
-            loras = [(pairs, np.flatnonzero(np.isin(logits_indices, tokens))) for pairs, tokens in step.loras]
-            h = self.norm(ACTIVATIONS[spec.activation](self.linear(h, "head_dense", loras)), "head_norm")
+            dense = self.linear(h, "head_dense", _of_rows(step.loras, logits_indices))
+            h = self.norm(ACTIVATIONS[spec.activation](dense), "head_norm")
         logits = h @ self.weight("embed" if spec.tie_embeddings else "lm_head").T * np.float32(spec.logit_scale)
         if spec.logits_bias:
             logits = logits + self.weight("logits_bias")

@@ -91,8 +91,8 @@ class Parts(Generic[C]):
     """Adds matrices and vectors to ``core`` by name. Each is packed from ``weights`` or taken from ``file``.
 
     matrices, vectors: name → the number of a matrix, or of a weight that is a vector, in the core. inputs: see
-    `scaled`. exact: integer weights take 15-bit
-    activations. Methods raise PackedFileError if the file has no part with this name, shape and format.
+    `scaled`. exact: integer weights take 15-bit activations. Methods raise PackedFileError if the file has no part with
+    this name, shape and format.
     """
 
     def __init__(self, core: C, weights: Weights, *, exact: bool, file: PackedFile | None = None) -> None:

@@ -68,7 +68,7 @@ class Decoder(Generic[StepType]):
             else AsideLayer(spec, i, layer.aside, load, mixer)
             for i, layer in enumerate(spec.layers)
         ]
-        self.head_dense = load.linear("", ["head_dense"], dtype=load.dtype) if spec.head_dense else None
+        self.head_dense = load.plain("head_dense") if spec.head_dense else None
         products: list[Changeable] = [p for layer in self.layers for p in layer.products]
         products += [] if self.per_layer is None else [self.per_layer.project]
         products += [] if self.streams is None else self.streams.products
@@ -171,7 +171,7 @@ class Layer(Generic[StepType]):
             self.products += self.mlp.products
         self.per_layer: tuple[Linear, Linear, Norm] | None = None
         if spec.per_layer is not None:
-            gate, out = (load.linear(prefix, [f"per_layer_{name}"], dtype=load.dtype) for name in ("gate", "out"))
+            gate, out = (load.plain(f"{prefix}per_layer_{name}") for name in ("gate", "out"))
             self.per_layer = gate, out, Norm(spec, prefix + "post_per_layer_norm", load)
             self.products += [gate, out]
         self.activation = ACTIVATIONS[spec.activation]
@@ -601,7 +601,7 @@ class Experts:
             self.expert_scales = load(prefix + "expert_scales", torch.float32)
         self.latent: tuple[Linear, Linear] | None = None
         if moe.latent_size:
-            into, out = (load.linear(prefix, [f"latent_{name}"], dtype=load.dtype) for name in ("in", "out"))
+            into, out = (load.plain(f"{prefix}latent_{name}") for name in ("in", "out"))
             self.latent = into, out
             self.products += [into, out]
         experts, parts = prefix + "experts.{e}.", ["gate", "up"] if spec.gated_mlp else ["up"]
@@ -619,7 +619,7 @@ class Experts:
         self.shared: Mlp | None = None
         if moe.shared_intermediate_size:
             self.shared = Mlp(prefix + "shared.", spec, load)
-            self.shared_gate = load.linear(prefix, ["shared_gate"], dtype=load.dtype) if moe.shared_gate else None
+            self.shared_gate = load.plain(prefix + "shared_gate") if moe.shared_gate else None
             self.products += [*self.shared.products, *([self.shared_gate] if self.shared_gate else [])]
 
     def __call__(self, x: Tensor, h: Tensor, loras: ProductChanges | None) -> Tensor:

@@ -8,7 +8,7 @@ from torch.nn.functional import embedding, rms_norm
 
 from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.norms import Norm
-from foreword.executors.torch.weights import Linear, Loader
+from foreword.executors.torch.weights import Loader
 from foreword.models.spec import DecoderSpec, PerLayerSpec, StreamsSpec
 
 
@@ -18,7 +18,7 @@ class PerLayerInputs:
     def __init__(self, spec: DecoderSpec, of: PerLayerSpec, load: Loader) -> None:
         self.of = of
         self.embed, self.norm = load("per_layer_embed"), load("per_layer_norm")
-        self.project = load.linear("", ["per_layer_in"], dtype=load.dtype)
+        self.project = load.plain("per_layer_in")
 
     def __call__(self, x: Tensor, input_ids: Tensor, loras: ProductChanges | None) -> Tensor:
         """Return the input of each layer, [T, layers, size]."""
@@ -36,7 +36,7 @@ class Streams:
 
     def __init__(self, of: StreamsSpec, load: Loader) -> None:
         others = range(1, of.num_streams)
-        self.into, self.out = ([_small(load, f"{name}.{k}") for k in others] for name in ("stream_in", "stream_out"))
+        self.into, self.out = ([load.plain(f"{name}.{k}") for k in others] for name in ("stream_in", "stream_out"))
         self.products = [*self.into, *self.out]
 
     def begin(self, x: Tensor, loras: ProductChanges | None) -> Tensor:
@@ -49,11 +49,6 @@ class Streams:
         products = zip(self.out, streams[1:], strict=True)
         others = (_scaled_like(product(x, loras), first) for product, x in products)
         return torch.stack([first, *others]).mean(0)
-
-
-def _small(load: Loader, name: str) -> Linear:
-    """Return a matrix in the model's dtype, whatever the weight format."""
-    return load.linear("", [name], dtype=load.dtype)
 
 
 def _scaled_like(y: Tensor, x: Tensor) -> Tensor:
@@ -74,7 +69,7 @@ class StreamUpdate:
             Norm(spec, prefix + "laurel_norm", load),
         )
         names = ("streams_router", "streams_predict", "streams_correct", "laurel_left", "laurel_right")
-        self.products = [_small(load, prefix + name) for name in names]
+        self.products = [load.plain(prefix + name) for name in names]
         self.router, self._predict, self._correct, self.left, self.right = self.products
         self.scale = load(prefix + "streams_scale") if of.scales_first else None
 

@@ -143,6 +143,10 @@ class Loader:
         weight = self._joined(parts, dtype, split, among, by_column=by_column)
         return Linear(parts, outputs, inputs[0], weight, bias, total)
 
+    def plain(self, name: str) -> Linear:
+        """Return `linear` of one matrix in ``dtype``, whatever the weight format."""
+        return self.linear("", [name], dtype=self.dtype)
+
     def of_block(
         self, block: str, prefix: str, names: Sequence[str], *, split: Split, among: Shard | None = None
     ) -> Linear:
