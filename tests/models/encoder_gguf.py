@@ -37,6 +37,28 @@ _NOMIC = {
     "encoder.layers.{i}.mlp.fc2": "blk.{i}.ffn_down",
     "encoder.layers.{i}.norm2": "blk.{i}.layer_output_norm",
 }
+_JINA = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "emb_ln": "token_embd_norm",
+    "encoder.layers.{i}.mixer.Wqkv": "blk.{i}.attn_qkv",
+    "encoder.layers.{i}.mixer.out_proj": "blk.{i}.attn_output",
+    "encoder.layers.{i}.norm1": "blk.{i}.attn_output_norm",
+    "encoder.layers.{i}.mlp.fc1": "blk.{i}.ffn_up",
+    "encoder.layers.{i}.mlp.fc2": "blk.{i}.ffn_down",
+    "encoder.layers.{i}.norm2": "blk.{i}.layer_output_norm",
+}
+_DISTIL = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.LayerNorm": "token_embd_norm",
+    **{f"transformer.layer.{{i}}.attention.{name}_lin": f"blk.{{i}}.attn_{name}" for name in "qkv"},
+    "transformer.layer.{i}.attention.out_lin": "blk.{i}.attn_output",
+    "transformer.layer.{i}.sa_layer_norm": "blk.{i}.attn_output_norm",
+    "transformer.layer.{i}.ffn.lin1": "blk.{i}.ffn_up",
+    "transformer.layer.{i}.ffn.lin2": "blk.{i}.ffn_down",
+    "transformer.layer.{i}.output_layer_norm": "blk.{i}.layer_output_norm",
+}
 _MODERN = {
     "embeddings.tok_embeddings": "token_embd",
     "embeddings.norm": "token_embd_norm",
@@ -52,6 +74,8 @@ _ARCHITECTURES = {
     "bert": ("bert", _BERT, "bert."),
     "roberta": ("bert", _BERT, "roberta."),
     "xlm-roberta": ("bert", _BERT, "roberta."),
+    "distilbert": ("bert", _DISTIL, "distilbert."),
+    "jina_embeddings_v3": ("jina-bert-v3", _JINA, "roberta."),
     "nomic_bert": ("nomic-bert", _NOMIC, "nomic_bert."),
     "modernbert": ("modern-bert", _MODERN, "model."),
 }
@@ -64,6 +88,9 @@ def write_encoder_gguf(path, config, tensors, vocabulary, *, pooling=None, encod
     """
     kind = config["model_type"]
     architecture, names, prefix = _ARCHITECTURES[kind]
+    if kind == "distilbert":
+        names_of_sizes = ("hidden_size", "dim"), ("intermediate_size", "hidden_dim"), ("num_hidden_layers", "n_layers")
+        config = {name: config[own] for name, own in (*names_of_sizes, ("num_attention_heads", "n_heads"))} | config
     skipped = config["pad_token_id"] + 1 if "roberta" in kind else 0
     rope = config.get("rope_parameters") or {}
     values = {
@@ -72,12 +99,12 @@ def write_encoder_gguf(path, config, tensors, vocabulary, *, pooling=None, encod
         "feed_forward_length": ("u32", config["intermediate_size"]),
         "block_count": ("u32", config["num_hidden_layers"]),
         "attention.head_count": ("u32", config["num_attention_heads"]),
-        "attention.layer_norm_epsilon": ("f32", config.get("layer_norm_eps", config.get("norm_eps"))),
+        "attention.layer_norm_epsilon": ("f32", config.get("layer_norm_eps", config.get("norm_eps", 1e-12))),
         "attention.causal": ("bool", False),
     }
     if pooling is not None:
         values["pooling_type"] = ("u32", pooling)
-    if kind == "nomic_bert":
+    if kind in ("nomic_bert", "jina_embeddings_v3"):
         values["rope.freq_base"] = ("f32", rope["rope_theta"])
     if kind == "modernbert":
         values |= {

@@ -36,12 +36,12 @@ ARCHITECTURES = {
     "mamba2": "mamba2", "mamba": "mamba", "falcon_mamba": "mamba", "jamba": "jamba",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "falcon": "falcon", "phi": "phi2",
     "bloom": "bloom", "mpt": "mpt", "dbrx": "dbrx",
-    "kimi_linear": "kimi-linear", "bailing_hybrid": "bailingmoe3",
+    "kimi_linear": "kimi-linear", "bailing_hybrid": "bailingmoe3", "eurobert": "eurobert",
 }  # fmt: skip
 # Models of the same model_type: with experts, for embeddings.
 MORE_ARCHITECTURES = {"nemotron_h_moe", "gemma-embedding"}
 # test_mmproj.py compares decoders of images together with their encoders, test_pooling_models.py those of embeddings.
-ELSEWHERE = {"qwen2vl", "qwen3vl", "gemma-embedding"}
+ELSEWHERE = {"qwen2vl", "qwen3vl", "gemma-embedding", "eurobert"}
 INTERLEAVED = {
     "llama",
     "smollm3",

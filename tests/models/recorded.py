@@ -11,6 +11,9 @@ from models.tiny import random_tensors, write_model
 
 TINY = json.loads((Path(__file__).parents[1] / "data" / "models" / "tiny.json").read_text())["models"]
 
+WITHOUT_LOGITS = {"eurobert": "eurobert", "embedding_gemma2_text": "embedding-gemma2"}
+"""Families whose models are recorded in pooling.json, because their tokens see later ones → the name there."""
+
 
 def make(tmp_path, name, **changes):
     """The model as a directory, with changes to its configuration."""

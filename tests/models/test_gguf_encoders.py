@@ -20,7 +20,7 @@ from models.pooling_models import POOLING
 from models.running import FLOATS
 from models.tiny import random_tensors, write_model
 
-ENCODERS = ["bert", "roberta", "nomic-bert", "modernbert"]
+ENCODERS = ["bert", "roberta", "distilbert", "nomic-bert", "jina-embeddings-v3", "modernbert"]
 VOCABULARY = bytes_of([chr(0x100 + i) for i in range(48)], bos=1, eos=2, unknown=3, padding=0)
 KINDS = {"cls": 2, "last": 3, "mean": 1}
 
@@ -35,7 +35,7 @@ def options_of(executor):
 
 
 def test_every_architecture_is_compared():
-    assert len(GGUF_ENCODER_FAMILIES) == len(ENCODERS) - 1  # RoBERTa is a bert
+    assert len(GGUF_ENCODER_FAMILIES) == len(ENCODERS) - 2  # RoBERTa and DistilBERT are bert
 
 
 @pytest.mark.parametrize("executor", FLOATS)

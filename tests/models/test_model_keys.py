@@ -12,7 +12,7 @@ import pytest
 from foreword.errors import ModelError
 from foreword.models.config import Config, config_from_gguf
 from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES
-from foreword.models.families.encoders import no_head
+from foreword.models.families.encoder_base import no_head
 from foreword.models.gguf import GGUF
 from foreword.models.keys import WITHOUT_EFFECT, Key, only, table
 from foreword.models.loader import load_model
@@ -29,6 +29,7 @@ PER_LAYER_TYPE = {
     "laguna",
     "gemma3_text",
     "gemma3n_text",
+    "embedding_gemma2_text",
     "gemma4_text",
     "gemma4_unified_text",
     "lfm3",
@@ -46,6 +47,7 @@ COMPLETED = {
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
     "bailing_moe": {"num_key_value_heads": 16, "moe_intermediate_size": 1408},
     "bailing_hybrid": {"head_dim": 128},
+    "electra": {"embedding_size": 256},
 }
 """Where the defaults of a reference are of a model that is refused: without kinds of layers, with experts, without
 their number or their number per token, or with an odd number of dimensions that rotate; or where it writes another
@@ -63,7 +65,7 @@ def base(model_type):
 
 def undeclared(model_type, defaults):
     family = ALL[model_type]
-    names = {*(key.label for key in family.keys.values()), *(family.other_names if model_type in FAMILIES else ())}
+    names = {*(key.label for key in family.keys.values()), *family.other_names}
     return [key for key in defaults if key not in {*family.keys, *names, *WITHOUT_EFFECT, *LOADER}]
 
 
@@ -189,7 +191,7 @@ def variants(model_type):
     for values in (base(model_type), *yarns, *tiny):
         yield Config(PATH, values)
     if (family := FAMILIES.get(model_type)) and family.gguf:
-        for values in (tiny["config"] for tiny in TINY.values()):
+        for values in (tiny["config"] for tiny in (*TINY.values(), *POOLING.values())):
             if values["model_type"] in ARCHITECTURES and GGUF_FAMILIES[architecture_of(values)] is family:
                 yield config_from_gguf(GGUF(PATH, 3, plain(metadata(values)), {}), family.keys)
 
@@ -209,6 +211,11 @@ def test_every_declared_key_is_read(model_type):
             own = family.declared(config)
             if family.head is not no_head:
                 family.head(own, 2), family.head_pooling(own)
+        else:
+            own = replace(config, keys=family.keys)
+            family.head_pooling(own)
+            if family.projection is not None:
+                own.size(family.projection[1])
         read |= config.read
     assert {key for key, row in family.keys.items() if not row.values} <= read
 

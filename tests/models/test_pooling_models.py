@@ -1,5 +1,7 @@
 """Encoders, classifiers and embedding decoders on tiny random models, against results recorded from transformers."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -14,11 +16,16 @@ from foreword.server.served import ServedModel
 from models.gguf_models import write
 from models.pooling_models import FIRST_TEXT_LEN, POOLING, make_pooling
 from models.running import FLOATS
-from models.tiny import random_tensors
+from models.tiny import random_tensors, write_model
 
 OPTIONS = {"max_model_len": 24, "num_blocks": 64, "block_size": 4}
 VECTORS = [name for name, tiny in POOLING.items() if "mean" in tiny["texts"][0]]
 CLASSIFIERS = [name for name in POOLING if name not in VECTORS]
+
+
+def sees_later(name):
+    """Return whether a model is a decoder whose tokens see later ones."""
+    return name.startswith(("eurobert", "embedding-gemma2")) or "bidirectional" in name
 
 
 def load(folder, executor):
@@ -85,8 +92,7 @@ def test_every_encoder_family_is_recorded():
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
-    ("name", "executor"),
-    [(name, one) for name in VECTORS for one in FLOATS if one != "torch" or "bidirectional" not in name],
+    ("name", "executor"), [(name, one) for name in VECTORS for one in FLOATS if one != "torch" or not sees_later(name)]
 )
 def test_vectors_equal_those_of_transformers(tmp_path, name, executor):
     """In one batch of texts of different lengths, a decoder's in chunks too."""
@@ -97,6 +103,43 @@ def test_vectors_equal_those_of_transformers(tmp_path, name, executor):
             vectors = llm.embed([text["token_ids"] for text in texts], params)
             for vector, text in zip(vectors, texts, strict=True):
                 np.testing.assert_allclose(vector, text[pooling], rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("executor", [one for one in FLOATS if one != "torch"])
+def test_vectors_of_a_gguf_file_of_eurobert_equal_those_of_transformers(tmp_path, executor):
+    tiny = POOLING["eurobert"]
+    tensors = {f"model.{name}": tensor for name, tensor in random_tensors(tiny["shapes"]).items()}
+    more = {"eurobert.attention.causal": ("bool", False), "eurobert.pooling_type": ("u32", 1)}
+    with load(write(tmp_path / "model.gguf", tiny["config"], tensors, more), executor) as llm:
+        vectors = llm.embed([text["token_ids"] for text in tiny["texts"]], PoolingParams(normalize=False))
+    for vector, text in zip(vectors, tiny["texts"], strict=True):
+        np.testing.assert_allclose(vector, text["mean"], rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("executor", [one for one in FLOATS if one != "torch"])
+def test_embedding_gemma2_in_a_model_of_images_and_texts_gives_the_vectors_of_its_text_model(tmp_path, executor):
+    """The vectors of tokens are projected, too."""
+    tiny = POOLING["embedding-gemma2"]
+    tensors = {f"language_model.{name}": tensor for name, tensor in random_tensors(tiny["shapes"]).items()}
+    others = ("embed_vision.embedding_projection", "vision_tower.patch_embedder.input_proj", "audio_tower.conv.weight")
+    tensors |= {f"{name}.weight": np.zeros((32, 8), np.float32) for name in others}
+    folder = write_model(tmp_path / "model", {**tiny["config"]}, tensors)
+    whole = {"model_type": "embedding_gemma2", "text_config": tiny["config"], "vision_config": {}, "audio_config": None}
+    (folder / "config.json").write_text(json.dumps(whole | {"architectures": ["EmbeddingGemma2Model"]}))
+    assert "only the text model is run" in load_model(folder).no_images
+    with load(folder, executor) as llm:
+        assert llm.model.pooling.hidden_size == 20
+        prompts = [text["token_ids"] for text in tiny["texts"]]
+        vectors = llm.embed(prompts, PoolingParams(normalize=False))
+        tokens = llm.encode(prompts, PoolingParams(task="token_embed", pooling="all", normalize=False))
+    for vector, rows, text in zip(vectors, tokens, tiny["texts"], strict=True):
+        np.testing.assert_allclose(vector, text["mean"], rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(rows.outputs.data[-1], text["last"], rtol=1e-5, atol=2e-5)
+
+
+def test_an_electra_with_narrower_embeddings_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"config\.json: embedding_size = 16 is not hidden_size"):
+        load_model(make_pooling(tmp_path, "electra", embedding_size=16))
 
 
 def embedding_gemma(tmp_path, missing=(), **more):
@@ -158,8 +201,10 @@ def test_tokens_of_gte_qwen2_see_later_ones_although_its_configuration_does_not_
         assert load_model(said).spec.is_causal
 
 
-@pytest.mark.parametrize("executor", FLOATS)
-@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.parametrize(
+    ("name", "executor"),
+    [(name, one) for name in CLASSIFIERS for one in FLOATS if one != "torch" or not sees_later(name)],
+)
 def test_heads_equal_those_of_transformers(tmp_path, name, executor):
     texts = POOLING[name]["texts"]
     with load(make_pooling(tmp_path, name), executor) as llm:

@@ -14,7 +14,8 @@ from foreword.models.families.encoders import ENCODER_FAMILIES
 from foreword.models.keys import ONLY_IN_GGUF
 from foreword.models.loader import load_model
 from foreword.models.rope import ROPE_TYPES
-from models.recorded import TINY
+from models.pooling_models import POOLING
+from models.recorded import TINY, WITHOUT_LOGITS
 from models.tiny import random_tensors, write_model
 
 PATH = Path("config.json")
@@ -38,7 +39,11 @@ NONSENSE = (
     10**30,
 )
 NAMES = {tiny["config"]["model_type"]: name for name, tiny in reversed(TINY.items())}
-BERT = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4,
+CONFIGS = {
+    **{model_type: TINY[name]["config"] for model_type, name in NAMES.items()},
+    **{model_type: POOLING[name]["config"] for model_type, name in WITHOUT_LOGITS.items()},
+}
+BERT = {"vocab_size": 48, "hidden_size": 32, "embedding_size": 32, "intermediate_size": 40, "num_hidden_layers": 4,
         "num_attention_heads": 4, "max_position_embeddings": 64}  # fmt: skip
 
 
@@ -58,7 +63,17 @@ def is_number(value):
     return type(value) in (int, float)
 
 
-_OWN_ROTARY = ("mellum", "laguna", "lfm3", "gemma4_text", "gemma4_unified_text", "gptj", "codegen", "mimo_v2_flash")
+_OWN_ROTARY = (
+    "mellum",
+    "laguna",
+    "lfm3",
+    "gemma4_text",
+    "gemma4_unified_text",
+    "gptj",
+    "codegen",
+    "mimo_v2_flash",
+    "embedding_gemma2_text",
+)
 LISTS = {
     "mlp_only_layers": [[]],
     "moe_layers": [[]],
@@ -85,7 +100,7 @@ LISTS = {
 @pytest.mark.parametrize("model_type", [*FAMILIES, *ENCODER_FAMILIES])
 def test_a_key_of_a_wrong_type_is_refused_also_where_nothing_reads_it(model_type):
     family = {**FAMILIES, **ENCODER_FAMILIES}[model_type]
-    config = TINY[NAMES[model_type]]["config"] if model_type in FAMILIES else BERT
+    config = CONFIGS.get(model_type, BERT)
     for key in family.keys:
         if key.startswith(ONLY_IN_GGUF):  # which has no influence in a directory
             continue
@@ -98,7 +113,7 @@ def test_a_key_of_a_wrong_type_is_refused_also_where_nothing_reads_it(model_type
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_key_that_is_null_is_read_or_refused(model_type):
-    family, config = FAMILIES[model_type], TINY[NAMES[model_type]]["config"]
+    family, config = FAMILIES[model_type], CONFIGS[model_type]
     for key in {*config, *(key.label for key in family.keys.values())} - {"model_type"}:
         with suppress(ModelError):
             family.read(Config(PATH, {**config, key: None}))

@@ -10,7 +10,7 @@ from docpages.marks import with_table
 from foreword.models import registry
 from foreword.models.families import ENCODER_FAMILIES, FAMILIES
 from foreword.models.families.base import Family
-from foreword.models.families.encoders import EncoderFamily
+from foreword.models.families.encoder_base import EncoderFamily
 from foreword.models.families.gguf_encoders import GGUF_ENCODER_TYPES
 from foreword.models.keys import WITHOUT_EFFECT
 from foreword.models.quantized.checkpoint import REFUSED

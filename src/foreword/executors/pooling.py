@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class BadHiddenStatesError(ModelOutputError):
         )
 
 
+_EMBEDDING = ("embed", "token_embed")
 _MANY = ("step", "all")
 """Poolings whose result has several rows."""
 
@@ -36,6 +38,7 @@ class Pooler:
 
     def __init__(self, spec: PoolingSpec, weights: Weights) -> None:
         self.spec = spec
+        self._num_early = len(spec.head) - 1 if spec.is_late else 0  # layers of the head before the pooling
         self._floats: dict[str, F32] = {name: weights[name].dequantize() for name, _ in spec.weight_names()}
 
     def pool(
@@ -50,6 +53,10 @@ class Pooler:
         kinds = [self.pooling(params) for params in meta.params]
         tokens, counts = _tokens(batch, meta, kinds)
         parts: list[AnyArray] = np.split(hidden_states(tokens), np.cumsum(counts)[:-1])
+        if self.spec.is_late:
+            for i, params in enumerate(meta.params):
+                if params.task not in _EMBEDDING:
+                    parts[i] = self.layers(parts[i], "head", range(self._num_early))
         in_one_step = meta.is_last_chunk & (batch.num_computed_tokens[meta.batch_indices] == 0)
         groups: dict[tuple[PoolingType, PoolingTask, int | None, bool], list[int]] = {}  # each is one computation
         for i, (kind, params, is_whole) in enumerate(zip(kinds, meta.params, in_one_step.tolist(), strict=True)):
@@ -86,22 +93,22 @@ class Pooler:
         """Return the result of pooled states [n, hidden], row by row: each row's bits are the same whatever the other
         rows are.
         """
-        if params.task in ("embed", "token_embed"):
-            out = self.layers(pooled, "dense", self.spec.dense) if params.task == "embed" else pooled
+        if params.task in _EMBEDDING:
+            count = len(self.spec.dense) if params.task == "embed" else int(self.spec.is_projected)
+            out = self.layers(pooled, "dense", range(count))
             out = out[:, : params.dimensions]
             if params.normalize:
                 length = np.sqrt(np.square(out, dtype=np.float64).sum(-1, keepdims=True))
                 out = (out / np.maximum(length, 1e-12)).astype(np.float32)
             return out
-        out = self.layers(pooled, "head", self.spec.head)
+        out = self.layers(pooled, "head", range(self._num_early, len(self.spec.head)))
         return out if params.task == "reward" else ACTIVATIONS[self.spec.activation](out)
 
-    def layers(self, h: F32, part: str, layers: Sequence[HeadLayer]) -> F32:
-        """Apply layers to h [n, hidden], and return [n, outputs of the last layer]. ``part`` begins the names of their
-        weights.
-        """
-        for i, layer in enumerate(layers):
-            name = f"{part}.{i}"
+    def layers(self, h: F32, part: Literal["dense", "head"], numbers: Iterable[int]) -> F32:
+        """Apply layers of a part to h [n, hidden], and return [n, outputs of the last one]."""
+        layers: Sequence[HeadLayer] = getattr(self.spec, part)
+        for i in numbers:
+            layer, name = layers[i], f"{part}.{i}"
             h = (h[:, None] @ self._floats[name].T)[:, 0]  # a product per row, whose sums depend on it alone
             if layer.bias:
                 h = h + self._floats[f"{name}_bias"]

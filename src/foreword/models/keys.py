@@ -96,8 +96,8 @@ _REASONS: Mapping[str, str] = {
         layerdrop linear_a_log_max
         linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min mamba_dt_init_floor mamba_dt_max
         mlp_dropout moe_jitter_eps moe_loss_weight mtp_loss_scaling_factor output_dropout output_router_logits
-        rescale_prenorm_residual resid_dropout resid_pdrop residual_dropout router_aux_loss_coef
-        router_jitter_noise seq_aux sparse_pred_ignore_index sparse_prediction time_step_floor
+        qa_dropout rescale_prenorm_residual resid_dropout resid_pdrop residual_dropout router_aux_loss_coef
+        router_jitter_noise seq_aux seq_classif_dropout sparse_pred_ignore_index sparse_prediction time_step_floor
         time_step_init_scheme time_step_max time_step_min time_step_scale w_init_variance_scale z_loss_coefficient""",
     "how another implementation computes the same numbers": """
         _attn_implementation _attn_implementation_autoset attention_softmax_in_fp32 attn_implementation
@@ -115,8 +115,8 @@ _REASONS: Mapping[str, str] = {
         mtp_hybrid_override_pattern mtp_layer_types mtp_layers_block_type mtp_mlp_layer_types mup_denominator""",
     "of a classifier's head, or of one that is not run": """
         decoder_bias id2label label2id num_labels problem_type sbert_ce_default_activation_function
-        sentence_transformers summary_activation summary_first_dropout summary_proj_to_labels summary_type
-        summary_use_proj""",
+        sentence_transformers summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels
+        summary_type summary_use_proj""",
     "follows from the tensors of a GGUF file": "tensor_data_layout",
     "of biases that the family never has: a file with one is refused": "attention_bias mlp_bias use_bias",
 }

@@ -14,7 +14,7 @@ from foreword.models.config import USE_ITS_CONFIG, Config, config_from_gguf, rea
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, OF_CLASSES, TEXT_MODELS, TEXT_PARTS
 from foreword.models.families.base import NUM_FEATURES, Family
-from foreword.models.families.encoders import EncoderFamily
+from foreword.models.families.encoder_base import EncoderFamily
 from foreword.models.families.gguf_encoders import GGUF_ENCODER_FAMILIES
 from foreword.models.families.vision import VISION_FAMILIES
 from foreword.models.families.vision_base import plain_name
@@ -55,6 +55,7 @@ from foreword.models.weights import FileWeights, Tensor, Weights
 
 _OF_ENCODERS = ("vision_config", "audio_config")
 _TEXT_ALONE = "this executor runs its text model alone; executor='transformers' runs its encoders, too"
+_EMBEDS_TEXT_ALONE = "of models of embeddings, only the text model is run"
 
 
 def no_head() -> None:
@@ -251,12 +252,18 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
         spec = spec.changed(tie_embeddings=False)
     if _rounds_inputs(config):
         spec = _with_rounded_inputs(config, spec)
-    beside = read_sentence_transformer(folder, spec.hidden_size)
+    usual = config.with_usual_names(family.other_names)
+    declared = replace(usual, keys=family.keys)
+    projection = _projection(declared, family, spec.hidden_size)
+    beside = read_sentence_transformer(folder, spec.hidden_size if projection is None else projection.outputs)
     if beside.max_text_len is not None and beside.max_text_len <= spec.max_model_len:
         spec = replace(spec, max_model_len=beside.max_text_len, longer=None)
-    usual = config.with_usual_names(family.other_names)
-    pooling = read_pooling(usual, beside, "last", partial(_score_head, spec.hidden_size), "last")
-    own = {**without_head(tensors, spec.num_layers), **_dense_tensors(beside, sources)}
+    head, head_pooling = partial(family.head, declared), family.head_pooling(declared)
+    pooling = read_pooling(usual, beside, family.pooling, projection, head, head_pooling)
+    own = {
+        **without_head(tensors, spec.num_layers),
+        **_dense_tensors(beside, sources, first=int(projection is not None)),
+    }
     weights = FileWeights(weights_from_safetensors(folder, own, spec, family, pooling), sources, config.values)
     tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)
     generation = read_generation(folder)
@@ -264,7 +271,8 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     loaded = replace(loaded, head=partial(read_head, folder, tensors, spec, family))
     if of_images is None:
         has_encoders = is_text_part and any(isinstance(whole.value(name), Mapping) for name in _OF_ENCODERS)
-        return replace(loaded, no_images=_TEXT_ALONE) if has_encoders else loaded
+        reason = _TEXT_ALONE if spec.is_causal else _EMBEDS_TEXT_ALONE
+        return replace(loaded, no_images=reason) if has_encoders else loaded
     try:
         keys = family.keys if config is whole else {}
         images = read_vision(folder, of_images, whole, all_tensors, sources, tokenizer, spec.hidden_size, keys)
@@ -319,7 +327,7 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
         raise config.error("a quantization_config of BitNet is not supported for an encoder", USE_ITS_CONFIG)
     beside = read_sentence_transformer(folder, spec.hidden_size)
     spec = replace(spec, max_model_len=min(spec.max_model_len, beside.max_text_len or spec.max_model_len))
-    pooling = read_pooling(config, beside, "mean", partial(family.head, own), family.head_pooling(own))
+    pooling = read_pooling(config, beside, "mean", None, partial(family.head, own), family.head_pooling(own))
     pooling = replace(pooling, num_token_types=spec.num_token_types)
     tensors, sources = _tensors(folder, config)
     tensors = {**tensors, **_dense_tensors(beside, sources)}
@@ -366,21 +374,23 @@ def _tensors(folder: Path, config: Config) -> tuple[Mapping[str, Tensor], list[M
     return read_weights(entries, config), list(dict.fromkeys(entry.rows.file for entry in entries.values()))
 
 
-def _dense_tensors(beside: SentenceTransformer, files: list[ModelFile]) -> dict[str, Tensor]:
-    """Return the tensors of the layers after the pooling, with names that begin with `DENSE`. Their files are added to
-    ``files``.
+def _projection(config: Config, family: Family, hidden_size: int) -> HeadLayer | None:
+    if family.projection is None:
+        return None
+    _, key = family.projection
+    return HeadLayer(hidden_size, config.size(key), bias=False)
+
+
+def _dense_tensors(beside: SentenceTransformer, files: list[ModelFile], *, first: int = 0) -> dict[str, Tensor]:
+    """Return the tensors of the layers after the pooling, with names that begin with `DENSE` and the number of each
+    layer, from ``first`` on. Their files are added to ``files``.
     """
     found: dict[str, Tensor] = {}
-    for i, (_, folder) in enumerate(beside.dense):
+    for i, (_, folder) in enumerate(beside.dense, first):
         for name, entry in read_directory(folder).items():
             found[f"{DENSE}{i}.{name}"] = entry.tensor()
             files.append(entry.rows.file)
     return found
-
-
-def _score_head(hidden_size: int, labels: int) -> tuple[HeadLayer, ...]:
-    """Return the weights of a decoder's classifier."""
-    return (HeadLayer(hidden_size, labels, bias=False),)
 
 
 def _loaded(

@@ -26,7 +26,7 @@ from foreword.models.families.base import (
     Rows,
     fused_rows,
 )
-from foreword.models.families.encoders import EncoderFamily
+from foreword.models.families.encoder_base import EncoderFamily
 from foreword.models.families.vision_base import UNUSED
 from foreword.models.files import FileRows, OrderedRows, TransposedRows
 from foreword.models.gguf import GGUF
@@ -134,6 +134,8 @@ def weights_from_safetensors(
     prefix: the beginning of the names of a layer's tensors, {i} its number.
     """
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec), **_dense_names(pooling)}
+    if family.projection is not None:
+        names[f"{DENSE}0"] = f"{family.projection[0]}.weight"
     tensors = _renamed(path, tensors, family)
     tensors = _untied(path, tensors, family.tied(spec))
     for end in family.experts_in_rows:

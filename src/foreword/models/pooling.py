@@ -9,6 +9,8 @@ from typing import Literal
 GGUF_DENSE = ("dense_2", "dense_3")
 """The layers after the pooling in a GGUF file: their tensors, and the beginnings of the keys of their sizes."""
 Pooling = Literal["last", "mean", "cls"]
+HeadPooling = Literal["last", "mean", "cls", "late"]
+"""The pooling of a classifier. late: the mean of what all layers of the head but the last make of each token."""
 HeadActivation = Literal["tanh", "gelu", "gelu_tanh", "relu", "relu2", "silu", "identity"]
 ResultActivation = Literal["softmax", "sigmoid", "identity"]
 
@@ -28,9 +30,11 @@ class HeadLayer:
 class PoolingSpec:
     """The pooling of a model, as `PoolingParams` names it.
 
-    hidden_size: of its embeddings. dense: layers between pooled states and these. num_token_types: that the model
+    hidden_size: of its embeddings. dense: layers between pooled states and these. is_projected:
+    the first of these changes the states of tokens, too. num_token_types: that the model
     distinguishes; two of a pair need 2. head: of a classifier, applied to the pooled states; its last layer has an
-    output per label. activation: of the head's outputs. labels: their names. prompts: texts that come before the texts
+    output per label. is_late: the other layers of the head are applied to each token, before the pooling. activation:
+    of the head's outputs. labels: their names. prompts: texts that come before the texts
     of a task, by name; default_prompt: the name of the one before texts to embed, "" if there is none. comparison: of
     two embeddings.
     """
@@ -38,8 +42,10 @@ class PoolingSpec:
     hidden_size: int = 0
     pooling: Pooling = "last"
     dense: tuple[HeadLayer, ...] = ()
+    is_projected: bool = False
     num_token_types: int = 0
     head: tuple[HeadLayer, ...] = ()
+    is_late: bool = False
     activation: ResultActivation = "identity"
     labels: tuple[str, ...] = ()
     norm_eps: float = 1e-5

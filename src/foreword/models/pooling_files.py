@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.encoders import EncoderFamily
+from foreword.models.families.encoder_base import EncoderFamily
 from foreword.models.families.gguf_encoders import LABELS, RANK
-from foreword.models.pooling import GGUF_DENSE, HeadLayer, Pooling, PoolingSpec
+from foreword.models.pooling import GGUF_DENSE, HeadLayer, HeadPooling, Pooling, PoolingSpec
 from foreword.models.sentence_transformers import SentenceTransformer
 from foreword.models.weights import Tensor
 
@@ -90,23 +90,26 @@ def read_pooling(
     config: Config,
     files: SentenceTransformer,
     default: Pooling,
+    projection: HeadLayer | None,
     head: Callable[[int], tuple[HeadLayer, ...]],
-    head_pooling: str,
+    head_pooling: HeadPooling,
 ) -> PoolingSpec:
     """Return the pooling of a model. Raise ModelError for one that is not supported.
 
-    files: those of sentence-transformers. default: the pooling of a model without a module for it. head, head_pooling:
+    files: those of sentence-transformers. default: the pooling of a model without a module for it. projection: of
+    the model itself, before the layers in ``files``. head, head_pooling:
     the parts of a classifier; head makes its layers from the number of labels.
     """
     values: dict[str, Any] = {
         "hidden_size": config.size("hidden_size"),
         "pooling": files.pooling or default,
-        "dense": tuple(layer for layer, _ in files.dense),
+        "dense": (*([] if projection is None else [projection]), *(layer for layer, _ in files.dense)),
+        "is_projected": projection is not None,
         "prompts": files.prompts,
         "default_prompt": files.default_prompt,
         "comparison": files.comparison,
     }
-    size = values["hidden_size"]
+    size = values["hidden_size"] if projection is None else projection.outputs
     for layer, folder in files.dense:
         if layer.inputs != size:
             raise config.error(f"in_features of {folder.name} is {layer.inputs}, not {size}", USE_ITS_CONFIG)
@@ -115,8 +118,9 @@ def read_pooling(
     if is_classifier(config):
         labels = _labels(config)
         values |= {
-            "pooling": head_pooling,
+            "pooling": "mean" if head_pooling == "late" else head_pooling,
             "head": head(len(labels)),
+            "is_late": head_pooling == "late",
             "labels": labels,
             "activation": _activation(config, len(labels)),
             "norm_eps": config.positive("norm_eps", 1e-5),

@@ -24,6 +24,7 @@ SIZES = {
     "max_position_embeddings": 24, "pad_token_id": 0,
 }  # fmt: skip
 DECODER = {**SIZES, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 2}
+DISTIL = {"vocab_size": 48, "dim": 32, "hidden_dim": 40, "n_layers": 3, "n_heads": 4, "max_position_embeddings": 24}
 MODERN = {**SIZES, "num_hidden_layers": 4, "local_attention": 6, "bos_token_id": 1, "eos_token_id": 2,
           "cls_token_id": 1, "sep_token_id": 2}  # fmt: skip
 THREE, ONE = {"num_labels": 3}, {"num_labels": 1}
@@ -33,6 +34,17 @@ MODELS = {
     "bert-relu": transformers.BertModel(transformers.BertConfig(**SIZES, hidden_act="relu")),
     "roberta": transformers.RobertaModel(transformers.RobertaConfig(**{**SIZES, "pad_token_id": 1})),
     "nomic-bert": transformers.NomicBertModel(transformers.NomicBertConfig(**SIZES)),
+    "gte": transformers.GteModel(transformers.GteConfig(**SIZES)),
+    "jina-embeddings-v3": transformers.JinaEmbeddingsV3Model(transformers.JinaEmbeddingsV3Config(**SIZES)),
+    "distilbert": transformers.DistilBertModel(transformers.DistilBertConfig(**DISTIL)),
+    "electra": transformers.ElectraModel(transformers.ElectraConfig(**SIZES, embedding_size=32)),
+    "eurobert": transformers.EuroBertModel(transformers.EuroBertConfig(**DECODER)),
+    "embedding-gemma2": transformers.EmbeddingGemma2TextModel(
+        transformers.EmbeddingGemma2TextConfig(
+            **DECODER, head_dim=8, sliding_window=3, layer_types=["sliding_attention"] * 2 + ["full_attention"],
+            hidden_size_per_layer_input=12, embedding_dim=20, global_head_dim=16, num_global_key_value_heads=1,
+        )
+    ),
     "modernbert": transformers.ModernBertModel(transformers.ModernBertConfig(**MODERN)),
     "qwen3": transformers.Qwen3Model(transformers.Qwen3Config(**DECODER, head_dim=12)),
     "qwen2-bidirectional": transformers.Qwen2Model(transformers.Qwen2Config(**DECODER, is_causal=False)),
@@ -53,6 +65,25 @@ MODELS = {
     "roberta-classifier": transformers.RobertaForSequenceClassification(
         transformers.RobertaConfig(**{**SIZES, "pad_token_id": 1}, **THREE)
     ),
+    "nomic-bert-classifier": transformers.NomicBertForSequenceClassification(
+        transformers.NomicBertConfig(**SIZES, **THREE)
+    ),
+    "gte-cross-encoder": transformers.GteForSequenceClassification(transformers.GteConfig(**SIZES, **ONE)),
+    "jina-embeddings-v3-classifier": transformers.JinaEmbeddingsV3ForSequenceClassification(
+        transformers.JinaEmbeddingsV3Config(**SIZES, **THREE)
+    ),
+    "distilbert-classifier": transformers.DistilBertForSequenceClassification(
+        transformers.DistilBertConfig(**DISTIL, **THREE)
+    ),
+    "electra-cross-encoder": transformers.ElectraForSequenceClassification(
+        transformers.ElectraConfig(**SIZES, **ONE, embedding_size=32)
+    ),
+    **{
+        f"eurobert-classifier-{pooling}": transformers.EuroBertForSequenceClassification(
+            transformers.EuroBertConfig(**DECODER, **THREE, classifier_pooling=pooling)
+        )
+        for pooling in ("bos", "mean", "late")
+    },
     "modernbert-classifier": transformers.ModernBertForSequenceClassification(
         transformers.ModernBertConfig(**MODERN, **THREE, classifier_pooling="mean")
     ),

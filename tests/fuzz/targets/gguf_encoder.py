@@ -10,7 +10,15 @@ from models.encoder_gguf import bytes_of, write_encoder_gguf
 from models.pooling_models import POOLING
 from models.tiny import random_tensors
 
-NAMES = {"bert": 1, "roberta": 3, "nomic-bert": 2, "modernbert": 0, "roberta-classifier": 4}
+NAMES = {
+    "bert": 1,
+    "roberta": 3,
+    "nomic-bert": 2,
+    "jina-embeddings-v3": 1,
+    "distilbert": 1,
+    "modernbert": 0,
+    "roberta-classifier": 4,
+}
 """Each with its pooling."""
 VOCABULARY = bytes_of([chr(0x100 + i) for i in range(48)], bos=1, eos=2, unknown=3, padding=0)
 

@@ -22,7 +22,7 @@ NAMES = (
     "gemma", "exaone4-full", "nemotron", "stablelm", "jais2", "gpt2", "gpt-neox", "starcoder", "falcon", "phi",
     "bitnet", "apertus", "mamba2", "mamba", "jamba", "bloom", "mpt", "exaone", "internlm2", "deepseek", "bailing",
     "bailing2", "glm", "laguna", "mellum", "cohere2-moe", "dbrx",
-    "bailing-hybrid", "exaone-moe", "kimi-linear", "mimo-v2", "phimoe",
+    "bailing-hybrid", "exaone-moe", "kimi-linear", "mimo-v2", "phimoe", "deepseek-v32", "glm-moe-dsa",
 )  # fmt: skip
 HAVE_DENSE_LAYERS = ("glm4-moe", "ernie4_5-moe", "exaone-moe", "cohere2-moe")  # the file has their number
 ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}

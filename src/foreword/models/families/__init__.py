@@ -12,6 +12,7 @@ from foreword.models.families import (
     cohere,
     deepseek,
     delta,
+    embedding_gemma2,
     ernie,
     falcon,
     falcon_h1,
@@ -60,6 +61,7 @@ FAMILIES: Mapping[str, Family] = {
     **gemma.FAMILIES,
     **gemma3n.FAMILIES,
     **gemma4.FAMILIES,
+    **embedding_gemma2.FAMILIES,
     **phi.FAMILIES,
     **olmo.FAMILIES,
     **glm.FAMILIES,
@@ -108,7 +110,7 @@ TEXT_MODELS: Mapping[str, str] = {
     "aria": "aria_text",
     "cohere_compass": "cohere_compass_text",
     "mistral3": "mistral",
-    **{name: f"{name}_text" for name in ("gemma3n", "gemma4", "gemma4_unified")},
+    **{name: f"{name}_text" for name in ("gemma3n", "gemma4", "gemma4_unified", "embedding_gemma2")},
     **{name: family.text for name, family in VISION_FAMILIES.items()},
 }
 """``model_type`` of models of images and texts → the family of their text model, unless its configuration has another.

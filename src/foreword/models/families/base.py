@@ -11,6 +11,7 @@ from foreword.arrays import F32
 from foreword.errors import ModelError
 from foreword.models.config import O_BIAS, USE_ITS_CONFIG, Config
 from foreword.models.keys import WITHOUT_EFFECT, Key, Keys, of_gguf, only, only_in_gguf
+from foreword.models.pooling import HeadLayer, HeadPooling, Pooling
 from foreword.models.rope import ROPE_KEYS, ROTARY_DIM, model_length, rope_parameters, rope_spec
 from foreword.models.spec import Activation, DecoderSpec, LayerSpec, MoeSpec, RopeSpec
 
@@ -207,6 +208,10 @@ class Rows:
     period: int | None = None
 
 
+def _score_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
+    return (HeadLayer(config.size("hidden_size"), labels, bias=False),)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """The description of one family of models: how its files are read.
@@ -216,9 +221,12 @@ class Family:
     names: where its safetensors differ from `SAFETENSORS_NAMES`. renamed: parts of names in other checkpoints of it,
     with what they are in ``names``. joined: by the end of the name of a tensor, the ends of those that are its rows in
     other checkpoints; one end with {row} stands for those of vectors that are a row each. unused: beginnings of the
-    names of tensors that are left out: of heads that are not run, and of what its reference leaves out. constants:
-    weights that no file has, by their one number, or by a function of their shape; names of experts begin with
-    ``experts.``. computed: the same, by canonical names, from a spec. optional: as constants, of weights that some
+    names of tensors that are left out: of heads that are not run, and of what its reference leaves out.
+    pooling: of a directory that names none. projection: a matrix that makes vectors of the states of tokens, or of
+    pooled ones: its module, and the key of the config with the size of a vector. head: of a classifier, from the config
+    and its number of labels; head_pooling: which states it takes.
+    constants: weights that no file has, by their one number, or by a function of their shape; names of experts begin
+    with ``experts.``. computed: the same, by canonical names, from a spec. optional: as constants, of weights that some
     files have. norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q and k rows in
     interleaved rotary order; interleaved_key: the key of a config.json that says whether they do. interleaved_indexer:
     where q and k rows are in that order, in safetensors or GGUF files, those of an indexer are too.
@@ -254,6 +262,10 @@ class Family:
     computed: Callable[[DecoderSpec], Mapping[str, F32]] = lambda spec: {}
     optional: Mapping[str, float] = field(default_factory=dict)
     unused: tuple[str, ...] = ("score.",)
+    pooling: Pooling = "last"
+    projection: tuple[str, str] | None = None
+    head: Callable[[Config, int], tuple[HeadLayer, ...]] = _score_head
+    head_pooling: Callable[[Config], HeadPooling] = lambda config: "last"
     norms_less_one: bool = False
     interleaved: bool = False
     interleaved_key: str = ""
@@ -379,7 +391,8 @@ def decoder(
         **_biases(config),
     }
     made = DecoderSpec(**{**spec, **differences})
-    if not config.get("is_causal", bool, True) and any(layer.sliding_window is not None for layer in layers):
+    is_as_usual = made.is_causal or "is_causal" in differences  # otherwise windows reach to both sides
+    if not is_as_usual and any(layer.sliding_window is not None for layer in layers):
         raise config.error("is_causal = False is not supported with a sliding window", USE_ITS_CONFIG)
     for shape in made.head_shapes:
         if shape.num_heads % shape.num_kv_heads:

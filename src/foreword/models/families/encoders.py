@@ -1,77 +1,34 @@
-"""BERT, RoBERTa and ModernBERT, and the heads of their classifiers."""
+"""BERT, RoBERTa, DistilBERT, ELECTRA and ModernBERT, the heads of their classifiers, and all families of encoders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
-from foreword.models.families.base import ACTIVATIONS, SIZES, Rows, layers_of, num_layers
-from foreword.models.keys import Key, Keys, only, table
-from foreword.models.pooling import HeadLayer
+from foreword.models.families import rotary_encoders
+from foreword.models.families.base import ACTIVATIONS, Rows, layers_of, num_layers
+from foreword.models.families.encoder_base import (
+    BERT_HEAD,
+    COMMON,
+    ROBERTA_HEAD,
+    EncoderFamily,
+    dense_head,
+    encoder,
+    qkv_rows,
+    weight_and_bias,
+)
+from foreword.models.keys import Key, only, table
+from foreword.models.pooling import HeadLayer, HeadPooling
 from foreword.models.rope import ROPE_KEYS, rope_parameters, rope_spec
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderFamily:
-    """The description of one family of encoders: how its files are read.
-
-    title: its name on pages. spec: its `EncoderSpec` from a config. keys: those of the config, all of them.
-    names: canonical names in its files, without the prefix that the tensors of the encoder have in the files of a
-    classifier. fused: weights that are rows of another tensor. unused: beginnings of the names of heads that are not
-    run.
-    head: of a classifier, from the config and its number of labels; head_pooling: which states it takes.
-    constants: values of weights that its files do not have. fused_end: the end of the name of a tensor without which
-    ``fused`` does not hold; empty: it holds for all files. other_names: keys of a config that stand for others.
-    """
-
-    title: str
-    spec: Callable[[Config], EncoderSpec]
-    keys: Keys
-    prefix: str
-    names: Mapping[str, str]
-    head: Callable[[Config, int], tuple[HeadLayer, ...]]
-    fused: Callable[[EncoderSpec], Mapping[str, Rows]] = field(default=lambda spec: {})
-    head_pooling: Callable[[Config], str] = field(default=lambda config: "cls")
-    unused: tuple[str, ...] = ("pooler.", "cls.", "lm_head.", "classifier.", "qa_outputs.")
-    constants: Mapping[str, float] = field(default_factory=dict)
-    fused_end: str = ""
-    other_names: Mapping[str, str] = field(default_factory=dict)
-
-    def read(self, config: Config) -> EncoderSpec:
-        """Return the spec of a config. Raise ModelError for a key with a value that the family does not compute."""
-        config = self.declared(config)
-        config.check()
-        return self.spec(config)
-
-    def declared(self, config: Config) -> Config:
-        """Return the config with the family's keys, their usual names and their defaults."""
-        return replace(config.with_usual_names(self.other_names), keys=self.keys)
-
-
-def _encoder(config: Config, architecture: str, **differences: Any) -> EncoderSpec:
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=512)
-    if hidden % heads:
-        raise config.error(f"hidden_size {hidden} is not a multiple of {heads} heads", USE_ITS_CONFIG)
-    spec: dict[str, Any] = {
-        "architecture": architecture,
-        "vocab_size": config.size("vocab_size"),
-        "hidden_size": hidden,
-        "intermediate_size": config.size("intermediate_size"),
-        "num_heads": heads,
-        "head_dim": hidden // heads,
-        "max_model_len": config.size("max_position_embeddings"),
-    }
-    return EncoderSpec(**spec, **differences)
 
 
 def _bert(config: Config, architecture: str, *, first_position: int = 0) -> EncoderSpec:
     positions = config.size("max_position_embeddings") - first_position
     if positions < 1:
         raise config.error(f"max_position_embeddings leaves {positions} positions", USE_ITS_CONFIG)
-    return _encoder(
+    return encoder(
         config.with_values({"max_position_embeddings": positions}),
         architecture,
         layers=(EncoderLayerSpec(),) * num_layers(config),
@@ -79,7 +36,7 @@ def _bert(config: Config, architecture: str, *, first_position: int = 0) -> Enco
         activation=ACTIVATIONS[config.get("hidden_act", str)],
         num_positions=positions,
         first_position=first_position,
-        num_token_types=config.size("type_vocab_size"),
+        num_token_types=config.count("type_vocab_size"),
     )
 
 
@@ -90,6 +47,18 @@ def bert(config: Config) -> EncoderSpec:
 def roberta(config: Config) -> EncoderSpec:
     """Return the spec of a RoBERTa, whose positions begin behind that of the padding token."""
     return _bert(config, "roberta", first_position=_first_position(config))
+
+
+def distilbert(config: Config) -> EncoderSpec:
+    """Return the spec of a DistilBERT, which has no token types."""
+    return _bert(config, "distilbert")
+
+
+def electra(config: Config) -> EncoderSpec:
+    """Return the spec of an ELECTRA whose embeddings are as wide as its layers."""
+    if (size := config.size("embedding_size")) != config.size("hidden_size"):
+        raise config.error(f"embedding_size = {size} is not hidden_size", "Use a model with equal sizes")
+    return _bert(config, "electra")
 
 
 def _first_position(config: Config) -> int:
@@ -115,7 +84,7 @@ def modernbert(config: Config) -> EncoderSpec:
         )
         for i, slides in enumerate(is_sliding)
     )
-    return _encoder(
+    return encoder(
         config,
         "modernbert",
         layers=layers,
@@ -127,57 +96,14 @@ def modernbert(config: Config) -> EncoderSpec:
     )
 
 
-def nomic_bert(config: Config) -> EncoderSpec:
-    """Return the spec of a Nomic BERT, whose positions are rotated, and whose products have no biases. Positions beyond
-    those of its training would change the rotation, and are not used.
-    """
-    dim = config.size("hidden_size") // config.size("num_attention_heads")
-    if config.size("head_dim", dim) != dim:
-        raise config.error(f"head_dim = {config.value('head_dim')} is not supported", f"Use a model with {dim}")
-    rope = rope_spec(config, dim, rope_parameters(config))
-    positions = config.size("max_position_embeddings")
-    return _encoder(
-        config.with_values({"max_position_embeddings": min(positions, config.size(_TRAINED, positions))}),
-        "nomic_bert",
-        layers=(EncoderLayerSpec(rope),) * num_layers(config),
-        norm_eps=config.positive("layer_norm_eps"),
-        activation=ACTIVATIONS[config.get("hidden_act", str)],
-        num_token_types=config.count("type_vocab_size"),
-        gated=True,
-    )
-
-
-def _bert_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
-    hidden = config.size("hidden_size")
-    return HeadLayer(hidden, hidden, activation="tanh"), HeadLayer(hidden, labels)
-
-
-def no_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
-    """Refuse a classifier of a family that has none."""
-    raise config.error("a classifier of this family is not supported", "Use a model of embeddings")
-
-
 def _modernbert_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
     hidden, bias = config.size("hidden_size"), config.get("classifier_bias", bool)
     activation = ACTIVATIONS[config.get("classifier_activation", str)]
     return HeadLayer(hidden, hidden, bias=bias, activation=activation, norm=True), HeadLayer(hidden, labels)
 
 
-def weight_and_bias(names: Mapping[str, str]) -> dict[str, str]:
-    """Return each canonical name with its module in files: the weight, and the bias."""
-    weights = {name: f"{module}.weight" for name, module in names.items()}
-    return weights | {f"{name}_bias": f"{module}.bias" for name, module in names.items()}
-
-
-_TRAINED = "max_trained_positions"
-_COMMON = (
-    *SIZES,
-    Key("tie_word_embeddings", values=(True, False)),  # with the head of masked language models
-    only("is_causal", False),
-    *(only(name, False) for name in ("is_decoder", "is_encoder_decoder", "add_cross_attention")),
-)
 _BERT = table(
-    _COMMON,
+    COMMON,
     [
         Key("hidden_act", "gelu", tuple(ACTIVATIONS)),
         Key("layer_norm_eps", 1e-12),
@@ -186,8 +112,9 @@ _BERT = table(
         only("pruned_heads", {}),
     ],
 )
+_POOLINGS: Mapping[str, HeadPooling] = {"cls": "cls", "mean": "mean"}
 _MODERNBERT = table(
-    *(_COMMON, ROPE_KEYS),
+    *(COMMON, ROPE_KEYS),
     [
         only("rope_theta", None),  # each type of layers has its own
         *(Key(name, "gelu", tuple(ACTIVATIONS)) for name in ("hidden_activation", "classifier_activation")),
@@ -195,22 +122,7 @@ _MODERNBERT = table(
         *(only(name, False) for name in ("attention_bias", "mlp_bias", "norm_bias")),
         *(Key("layer_types"), Key("global_attn_every_n_layers", 3), Key("local_attention", 128)),
         *(Key("global_rope_theta", 160000.0), Key("local_rope_theta", 10000.0)),
-        *(Key("classifier_pooling", "cls", ("cls", "mean")), Key("classifier_bias", False)),
-    ],
-)
-
-_NOMIC_BERT = table(
-    *(_COMMON, ROPE_KEYS),
-    [
-        Key("hidden_act", "silu", ("silu",)),
-        *(Key("layer_norm_eps", 1e-12), Key("type_vocab_size", 2), Key("head_dim", kind=int)),
-        Key("rope_theta", 1000.0, gguf="rope.freq_base", gguf_default=1000.0),
-        # The files of nomic-ai also have these:
-        *(Key(_TRAINED, kind=int), Key("rotary_scaling_factor", kind=float)),
-        *(only(name, False) for name in ("prenorm", "rotary_emb_interleaved", "causal", "use_rms_norm")),
-        *(only(name, False) for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "parallel_block")),
-        *(only("rotary_emb_fraction", 1.0), only("activation_function", "swiglu"), only("rotary_emb_scale_base", None)),
-        *(only("num_experts", 0), only("moe_every_n_layers", 0)),
+        *(Key("classifier_pooling", "cls", tuple(_POOLINGS)), Key("classifier_bias", False)),
     ],
 )
 
@@ -233,17 +145,25 @@ _BERT_NAMES = {
         }
     ),
 }
+_DISTIL_LAYER = "transformer.layer.{i}."
+_DISTIL_NAMES = {
+    "embed_norm": "embeddings.LayerNorm",
+    **{name: f"{_DISTIL_LAYER}attention.{name}_lin" for name in "qkv"},
+    "o": _DISTIL_LAYER + "attention.out_lin",
+    "attn_norm": _DISTIL_LAYER + "sa_layer_norm",
+    "up": _DISTIL_LAYER + "ffn.lin1",
+    "down": _DISTIL_LAYER + "ffn.lin2",
+    "mlp_norm": _DISTIL_LAYER + "output_layer_norm",
+    "head.0": "pre_classifier",
+    "head.1": "classifier",
+}
 _ROBERTA = EncoderFamily(
     "RoBERTa, XLM-RoBERTa",
     roberta,
     table(_BERT.values(), [Key("pad_token_id", 1)]),
     "roberta.",
-    {
-        **_BERT_NAMES,
-        **weight_and_bias({"head.0": "classifier.dense", "head.1": "classifier.out_proj"}),
-        "table": _BERT_NAMES["positions"],
-    },
-    _bert_head,
+    {**_BERT_NAMES, **weight_and_bias(ROBERTA_HEAD), "table": _BERT_NAMES["positions"]},
+    dense_head("tanh"),
     fused=lambda spec: {"positions": Rows("table", spec.first_position, spec.first_position + spec.num_positions)},
 )
 _MODERNBERT_NAMES = {
@@ -261,33 +181,6 @@ _MODERNBERT_NAMES = {
 }
 
 
-_NOMIC_LAYER = "encoder.layers.{i}."
-_NOMIC_BERT_NAMES = {
-    **{name: source for name, source in _BERT_NAMES.items() if name in ("embed", "token_types")},
-    **weight_and_bias(
-        {
-            "embed_norm": "emb_ln",
-            "qkv": _NOMIC_LAYER + "attn.Wqkv",
-            "o": _NOMIC_LAYER + "attn.out_proj",
-            "attn_norm": _NOMIC_LAYER + "norm1",
-            "up": _NOMIC_LAYER + "mlp.fc11",
-            "gate": _NOMIC_LAYER + "mlp.fc12",
-            "down": _NOMIC_LAYER + "mlp.fc2",
-            "mlp_norm": _NOMIC_LAYER + "norm2",
-        }
-    ),
-}
-NO_BIASES = {f"{name}_bias": 0.0 for name in ("q", "k", "v", "o", "gate", "up", "down")}
-"""The biases of products of a model that has biases of norms alone."""
-
-
-def qkv_rows(spec: EncoderSpec) -> Mapping[str, Rows]:
-    """Return the rows of queries, keys and values, and of their biases, in one tensor."""
-    size = spec.num_heads * spec.head_dim
-    parts = ((name, end, i) for i, name in enumerate("qkv") for end in ("", "_bias"))
-    return {name + end: Rows(f"qkv{end}", i * size, (i + 1) * size) for name, end, i in parts}
-
-
 def _modernbert_rows(spec: EncoderSpec) -> Mapping[str, Rows]:
     inner = spec.intermediate_size
     return {**qkv_rows(spec), "gate": Rows("gate_up", 0, inner), "up": Rows("gate_up", inner, 2 * inner)}
@@ -295,34 +188,39 @@ def _modernbert_rows(spec: EncoderSpec) -> Mapping[str, Rows]:
 
 ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
     "bert": EncoderFamily(
-        "BERT",
-        bert,
-        _BERT,
-        "bert.",
-        {**_BERT_NAMES, **weight_and_bias({"head.0": "pooler.dense", "head.1": "classifier"})},
-        _bert_head,
+        "BERT", bert, _BERT, "bert.", {**_BERT_NAMES, **weight_and_bias(BERT_HEAD)}, dense_head("tanh")
+    ),
+    "distilbert": EncoderFamily(
+        "DistilBERT",
+        distilbert,
+        table(
+            _BERT.values(),
+            [only("layer_norm_eps", 1e-12), only("type_vocab_size", 0)],
+            [Key("sinusoidal_pos_embds", False, (False, True))],  # the table of positions is in the file
+        ),
+        "distilbert.",
+        {name: _BERT_NAMES[name] for name in ("embed", "positions")} | weight_and_bias(_DISTIL_NAMES),
+        dense_head("relu"),
+        unused=("vocab_", "qa_outputs.", "pre_classifier.", "classifier."),
+        other_names={
+            "dim": "hidden_size",
+            "hidden_dim": "intermediate_size",
+            "n_layers": "num_hidden_layers",
+            "n_heads": "num_attention_heads",
+            "activation": "hidden_act",
+        },
+    ),
+    "electra": EncoderFamily(
+        "ELECTRA",
+        electra,
+        table(_BERT.values(), [Key("embedding_size", 128)]),
+        "electra.",
+        {**_BERT_NAMES, **weight_and_bias(ROBERTA_HEAD)},
+        dense_head("gelu"),
+        unused=("discriminator_predictions.", "generator_predictions.", "generator_lm_head.", "classifier."),
     ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
-    "nomic_bert": EncoderFamily(
-        "Nomic BERT",
-        nomic_bert,
-        _NOMIC_BERT,
-        "nomic_bert.",
-        _NOMIC_BERT_NAMES,
-        no_head,
-        qkv_rows,
-        constants=NO_BIASES,
-        other_names={
-            "n_embd": "hidden_size",
-            "n_head": "num_attention_heads",
-            "n_inner": "intermediate_size",
-            "n_layer": "num_hidden_layers",
-            "n_positions": "max_position_embeddings",
-            "layer_norm_epsilon": "layer_norm_eps",
-            "rotary_emb_base": "rope_theta",
-        },
-    ),
     "modernbert": EncoderFamily(
         "ModernBERT",
         modernbert,
@@ -331,8 +229,9 @@ ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
         _MODERNBERT_NAMES,
         _modernbert_head,
         _modernbert_rows,
-        lambda config: config.get("classifier_pooling", str),
+        lambda config: _POOLINGS[config.get("classifier_pooling", str)],
         ("head.", "decoder.", "classifier."),
     ),
+    **rotary_encoders.FAMILIES,
 }
 """By ``model_type`` of a config.json."""

@@ -95,11 +95,12 @@ def cap(config: Config, key: str) -> float | None:
 
 
 _LAYER = "model.layers.{i}."
-_NAMES = {
+NORM_NAMES = {
     "post_attn_norm": _LAYER + "post_attention_layernorm.weight",
     "mlp_norm": _LAYER + "pre_feedforward_layernorm.weight",
     "post_mlp_norm": _LAYER + "post_feedforward_layernorm.weight",
 }
+"""The norms after attention, and before and after the MLP, from Gemma 2 on."""
 
 
 def _cap_key(name: str, default: float | None = None) -> Key:
@@ -158,9 +159,9 @@ FAMILIES = {
         norms_less_one=True,
         gguf="gemma",
     ),
-    "gemma2": Family("Gemma 2", gemma2, _GEMMA2, names=_NAMES, norms_less_one=True, gguf="gemma2"),
-    "vaultgemma": Family("VaultGemma", vaultgemma, _GEMMA2, names=_NAMES, norms_less_one=True),
+    "gemma2": Family("Gemma 2", gemma2, _GEMMA2, names=NORM_NAMES, norms_less_one=True, gguf="gemma2"),
+    "vaultgemma": Family("VaultGemma", vaultgemma, _GEMMA2, names=NORM_NAMES, norms_less_one=True),
     "gemma3_text": Family(
-        "Gemma 3 (text)", gemma3, _GEMMA3, names=_NAMES, norms_less_one=True, gguf="gemma3", more_gguf=(_EMBEDDING,)
+        "Gemma 3 (text)", gemma3, _GEMMA3, names=NORM_NAMES, norms_less_one=True, gguf="gemma3", more_gguf=(_EMBEDDING,)
     ),
 }

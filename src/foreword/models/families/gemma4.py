@@ -20,7 +20,7 @@ from foreword.models.families.base import (
     sliding_flags,
     windows,
 )
-from foreword.models.families.gemma import cap
+from foreword.models.families.gemma import NORM_NAMES, cap
 from foreword.models.keys import Key, of_gguf, only_in_gguf, table
 from foreword.models.rope import ROTARY_DIM, check_bases, rope_parameters, rope_spec
 from foreword.models.spec import DecoderSpec, HeadShape, LayerSpec, MoeSpec, PerLayerSpec, RopeSpec
@@ -38,8 +38,8 @@ def gemma4(config: Config) -> DecoderSpec:
     slides = [window is not None for window in sliding[:-1]] + [False]  # the last layer is full, whatever is listed
     dim = head_dim(config)
     local = HeadShape(_kv_heads(config, slides, is_local=True), dim, config.size("num_attention_heads"), dim)
-    full = _full_heads(config, slides, local)
-    local_rope, full_rope = _ropes(config, slides, local.head_dim, full.head_dim)
+    full = full_heads(config, slides, local, _full_kv_heads(config, slides, local))
+    local_rope, full_rope = ropes(config, slides, local.head_dim, full.head_dim, _ROPES)
     moe = _experts(config)
     inner = _inner_sizes(config, count)
     layers = tuple(
@@ -112,19 +112,24 @@ def read_layers(config: Config, slides: Sequence[bool]) -> list[int | None]:
     return [last[slide] if i >= count - shared else None for i, slide in enumerate(slides)]
 
 
-def _full_heads(config: Config, slides: Sequence[bool], local: HeadShape) -> HeadShape:
-    """Return the heads of full layers, from the values of each layer if the config has them."""
+def _full_kv_heads(config: Config, slides: Sequence[bool], local: HeadShape) -> int:
+    if config.prefix:
+        return _kv_heads(config, slides, is_local=False)
+    if config.get("attention_k_eq_v", bool) and config.value("num_global_key_value_heads") is not None:
+        return config.size("num_global_key_value_heads")
+    return local.num_kv_heads
+
+
+def full_heads(config: Config, slides: Sequence[bool], local: HeadShape, kv_heads: int) -> HeadShape:
+    """Return the heads of full layers: from the values of each layer if the config has them, else of ``kv_heads`` key
+    heads.
+    """
     own, width = config.value("per_layer_config"), config.optional("v_head_dim", int)
     if own is None:
-        heads = local.num_kv_heads
-        if config.prefix:
-            heads = _kv_heads(config, slides, is_local=False)
-        elif config.get("attention_k_eq_v", bool) and config.value("num_global_key_value_heads") is not None:
-            heads = config.size("num_global_key_value_heads")
         dim = config.size("global_head_dim", most=1 << 16)
         if width not in (None, dim):
             raise config.refused("v_head_dim", width)
-        return local._replace(num_kv_heads=heads, head_dim=dim, value_dim=dim)
+        return local._replace(num_kv_heads=kv_heads, head_dim=dim, value_dim=dim)
     if not isinstance(own, Mapping):
         raise config.error(f"per_layer_config is {own!r:.80}, not an object", USE_ITS_CONFIG)
     found: dict[bool, set[HeadShape]] = {True: set(), False: set()}  # by whether a layer has a window
@@ -157,18 +162,22 @@ def _kv_heads(config: Config, slides: Sequence[bool], *, is_local: bool) -> int:
     return int(found.pop() if found else value[-1])
 
 
-def _ropes(config: Config, slides: Sequence[bool], local_dim: int, full_dim: int) -> tuple[RopeSpec, RopeSpec]:
-    """Return the rotary embeddings of sliding and of full layers. slides: which each layer is."""
-    own = {"rope_theta": config.value(_LOCAL_THETA), "rope_scaling": None, ROTARY_DIM: config.value(_LOCAL_DIM)}
+def ropes(
+    config: Config, slides: Sequence[bool], local_dim: int, full_dim: int, default: Mapping[str, Mapping[str, object]]
+) -> tuple[RopeSpec, RopeSpec]:
+    """Return the rotary embeddings of sliding and of full layers. slides: which each layer is. default: the parameters
+    of both kinds where the config has none.
+    """
     if config.prefix:
+        own = {"rope_theta": config.value(_LOCAL_THETA), "rope_scaling": None, ROTARY_DIM: config.value(_LOCAL_DIM)}
         local = config.with_values(own)
         return rope_spec(local, local_dim, rope_parameters(local)), rope_spec(config, full_dim, rope_parameters(config))
     if config.value("rope_parameters") is None:
-        config = config.with_values({"rope_parameters": _ROPES})
+        config = config.with_values({"rope_parameters": default})
     sliding, full = (rope_parameters(config, f"{kind}_attention") for kind in ("sliding", "full"))
-    ropes = rope_spec(config, local_dim, sliding), rope_spec(config, full_dim, full)
+    found = rope_spec(config, local_dim, sliding), rope_spec(config, full_dim, full)
     check_bases(config, {"sliding_attention" if one else "full_attention" for one in slides})
-    return ropes
+    return found
 
 
 _ROPES = {
@@ -252,9 +261,7 @@ _GEMMA4 = Family(
     gemma4,
     table(_KEYS, sliding_window=512, tie_word_embeddings=True, max_position_embeddings=131072),
     names={
-        "post_attn_norm": _LAYER + "post_attention_layernorm.weight",
-        "mlp_norm": _LAYER + "pre_feedforward_layernorm.weight",
-        "post_mlp_norm": _LAYER + "post_feedforward_layernorm.weight",
+        **NORM_NAMES,
         "layer_scale": _LAYER + "layer_scalar",
         **PER_LAYER_NAMES,
         "router": _LAYER + "router.proj.weight",

@@ -1,4 +1,4 @@
-"""Encoders in GGUF files: BERT, RoBERTa, Nomic BERT and ModernBERT as llama.cpp's converter writes them.
+"""Encoders in GGUF files as llama.cpp's converter writes them. DistilBERT is a BERT without token types.
 
 A file says nothing of the function of the MLPs, which is that of the published models, and its table of positions has
 no rows of padding. Of classifiers it may have RoBERTa's head, as ``cls`` and ``cls.output`` (pooling_type 4).
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from foreword.models.families.base import GGUF_LAYER
-from foreword.models.families.encoders import ENCODER_FAMILIES, EncoderFamily, no_head, qkv_rows, weight_and_bias
+from foreword.models.families.encoder_base import EncoderFamily, no_head, qkv_rows, weight_and_bias
+from foreword.models.families.encoders import ENCODER_FAMILIES
 from foreword.models.keys import Key, Keys, only, only_in_gguf, table
 
 LABELS = "classifier_labels"
@@ -72,7 +73,17 @@ GGUF_ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
         prefix="",
         names=_NAMES,
         fused_end=".attn_qkv.weight",
+        head=no_head,
         other_names={},
+        unused=(),
+    ),
+    "jina-bert-v3": replace(
+        ENCODER_FAMILIES["jina_embeddings_v3"],
+        keys=_keys("jina_embeddings_v3", layer_norm_eps="attention.layer_norm_epsilon"),
+        prefix="",
+        names=_NAMES,
+        head=no_head,
+        fused_end=".attn_qkv.weight",
         unused=(),
     ),
     "modern-bert": replace(
@@ -94,8 +105,9 @@ GGUF_ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
 """By ``general.architecture``."""
 
 GGUF_ENCODER_TYPES: Mapping[str, tuple[str, ...]] = {
-    "bert": ("bert", "roberta", "xlm-roberta"),
+    "bert": ("bert", "distilbert", "roberta", "xlm-roberta"),
     "nomic-bert": ("nomic_bert",),
+    "jina-bert-v3": ("jina_embeddings_v3",),
     "modern-bert": ("modernbert",),
 }
 """The types of models that an architecture stands for."""

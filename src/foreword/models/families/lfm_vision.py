@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import ACTIVATIONS
-from foreword.models.families.encoders import weight_and_bias
+from foreword.models.families.encoder_base import weight_and_bias
 from foreword.models.families.siglip import NAMES_OF_SIGLIP, SIGLIP, siglip
 from foreword.models.families.vision_base import (
     IMAGE_KEYS,

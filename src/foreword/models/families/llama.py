@@ -27,7 +27,9 @@ from foreword.models.families.base import (
     same_window,
     windows,
 )
+from foreword.models.families.encoder_base import dense_head
 from foreword.models.keys import Key, of_gguf, only, table
+from foreword.models.pooling import HeadPooling
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -56,6 +58,11 @@ def exaone(config: Config) -> DecoderSpec:
     """Return the spec of EXAONE 3 and 3.5, and of EXAONE Deep, which are Llama with other names."""
     inner = config.size("intermediate_size", 4 * config.size("hidden_size"))
     return decoder(config, "llama", (LayerSpec(rope(config)),) * num_layers(config), intermediate_size=inner)
+
+
+def eurobert(config: Config) -> DecoderSpec:
+    """Return the spec of EuroBERT, a Llama whose tokens see later ones."""
+    return decoder(config, "eurobert", (LayerSpec(rope(config)),) * num_layers(config))
 
 
 def mistral(config: Config) -> DecoderSpec:
@@ -131,6 +138,8 @@ def _grouped_rows(spec: DecoderSpec) -> Mapping[str, Rows]:
 _WINDOW = "*.attention.sliding_window"
 _COMMON = (*DECODER, HIDDEN_ACT)
 _BIASED = (*DECODER, HIDDEN_ACT, *WITH_BIASES)
+_POOLINGS: Mapping[str, HeadPooling] = {"bos": "cls", "mean": "mean", "late": "late"}
+_POOLING = Key("classifier_pooling", "late", tuple(_POOLINGS))
 _CWM_ROPE = {
     "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
@@ -142,6 +151,17 @@ FAMILIES = {
         table(_BIASED, NORMED_EXPERTS, [CAUSAL_OR_NOT, of_gguf(_WINDOW, kind=int)]),
         gguf="llama",
         gguf_interleaved=True,
+    ),
+    "eurobert": Family(
+        "EuroBERT",
+        eurobert,
+        table([*_BIASED, only("is_causal", False, gguf="attention.causal"), _POOLING], rms_norm_eps=1e-5),
+        names=module_names("", {}, {"head.0": "dense", "head.1": "classifier"}),
+        unused=("lm_head.", "dense.", "classifier."),
+        pooling="mean",
+        head=dense_head("gelu"),
+        head_pooling=lambda config: _POOLINGS[config.get(_POOLING.name, str)],
+        gguf="eurobert",
     ),
     "internlm3": Family(
         "InternLM 3",

@@ -11,7 +11,7 @@ import numpy as np
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.encoder_spec import EncoderActivation, EncoderLayerSpec, EncoderSpec
 from foreword.models.families.base import ACTIVATIONS, Rows
-from foreword.models.families.encoders import weight_and_bias
+from foreword.models.families.encoder_base import weight_and_bias
 from foreword.models.families.vision_base import (
     IMAGE_KEYS,
     LARGEST_SIDE,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
 from foreword.models.families.base import ACTIVATIONS
-from foreword.models.families.encoders import weight_and_bias
+from foreword.models.families.encoder_base import weight_and_bias
 from foreword.models.families.vision_base import (
     COUNTS,
     IMAGE_KEYS,

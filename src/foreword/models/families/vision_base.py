@@ -10,7 +10,7 @@ import numpy as np
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import Rows
-from foreword.models.families.encoders import weight_and_bias
+from foreword.models.families.encoder_base import weight_and_bias
 from foreword.models.keys import Key, Keys, only, table
 from foreword.models.vision_spec import Normalization, VisionSpec
 
