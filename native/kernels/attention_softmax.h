@@ -140,11 +140,24 @@ FW_INLINE Keys chunk_keys(const AttentionConfig &c, const AttentionTile &tile, i
   }
 }
 
+// Adds the biases of the distances of the keys to the scores in floats of the rows [row, rows_end).
+[[gnu::noinline]] inline void add_biases(const AttentionConfig &c, const AttentionTile &tile, int64_t first_key,
+                                         const AttentionScratch &s, int row, int rows_end) {
+  const int group = group_size(c);
+  for (; row < rows_end; ++row) {
+    const int64_t head = tile.kv_head * group + row % group;
+    const float *biases = c.biases + head * int64_t(c.bias_stride) + first_key - tile.query_position - row / group;
+    float *scores = s.scores + slot_of(row) * kChunk;
+    for (int i = 0; i < kChunk; i += kLanes) store(scores + i, add(load(biases + i), load(scores + i)));
+  }
+}
+
 // Scores of a chunk become probabilities, for the rows [row, rows_end) of the tile.
 template <Form F>
 FW_INLINE void softmax(const AttentionConfig &c, const AttentionTile &tile, const ChunkTiles &chunk, const Keys &keys,
                        const AttentionScratch &s, int row, int rows_end) {
   if (c.slopes) add_slopes(c, tile, keys.begin, s, row, rows_end);
+  if (c.biases) add_biases(c, tile, keys.begin, s, row, rows_end);
   if (keys.whole) {
     for (; row < rows_end; ++row) softmax_row<false, F>(s, chunk, row, {0, kChunk}, c.softcap);
     return;

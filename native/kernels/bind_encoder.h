@@ -27,6 +27,21 @@ class CpuEncoder : public CpuModel {
     encoder_.num_token_types = copy_rows(token_types, encoder_.token_types, "token_types");
   }
 
+  // What is added to the scores of each head, [num_heads, 2 longest − 1], by the distance of the key from the query.
+  void set_distances(const Array2<float> &biases) {
+    check_unfinished();
+    const int heads = model_.config.num_heads, count = in_range(int64_t(biases.shape(1)), 1, kMostSize, "distances");
+    const float *rows = shaped(biases, heads, count, "distances");
+    encoder_.biases = FloatRows(count + kChunk);
+    encoder_.biases.reserve(heads);
+    for (int h = 0; h < heads; ++h) {
+      float *row = encoder_.biases.row(h);
+      std::fill_n(row, encoder_.biases.stride(), 0.f);
+      for (int i = 0; i < count; ++i) row[i] = rows[size_t(h) * size_t(count) + size_t(i)] * kLog2E;
+    }
+    encoder_.longest = (count + 1) / 2;
+  }
+
   void add_encoder_layer(const Objects &d) {
     check_unfinished();
     const ModelConfig &c = model_.config;
@@ -122,6 +137,7 @@ inline void bind_encoder(nb::module_ &m) {
           nb::arg("norm_eps"), nb::arg("query_scale"), nb::arg("activation"), nb::arg("norms_before"),
           nb::arg("rms_norm") = false, nb::arg("act_scale") = 1., nb::arg("isa"), nb::arg("num_threads"))
       .def("set_tables", &CpuEncoder::set_tables, nb::arg("positions").noconvert(), nb::arg("token_types").noconvert())
+      .def("set_distances", &CpuEncoder::set_distances, nb::arg("biases").noconvert())
       .def("add_encoder_layer", &CpuEncoder::add_encoder_layer, nb::arg("layer"))
       .def("finish_encoder", &CpuEncoder::finish_encoder, nb::arg("norms"))
       .def("encode", &CpuEncoder::encode, nb::arg("num_tokens"), nb::arg("num_reqs"),

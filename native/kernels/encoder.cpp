@@ -60,7 +60,8 @@ void EncoderPass::check(const EncoderInput &in) const {
   require(in.query_start_loc, 0, 0, 1, "query_start_loc");
   for (int b = 0; b < in.num_reqs; ++b) {
     const int begin = in.query_start_loc[b];
-    require(in.query_start_loc, b + 1, begin, int64_t(in.num_tokens) + 1, "query_start_loc");
+    const int64_t last = encoder_.longest ? std::min(in.num_tokens, begin + encoder_.longest) : in.num_tokens;
+    require(in.query_start_loc, b + 1, begin, last + 1, "query_start_loc");
     for (int t = begin; t < in.query_start_loc[b + 1]; ++t) {
       require(in.positions, t, t - begin, t - begin + 1, "positions");
     }
@@ -243,8 +244,13 @@ void EncoderPass::make_heads(int thread, const EncoderLayer &layer) {
 
 AttentionConfig EncoderPass::config(const EncoderLayer &layer) const {
   const ModelConfig &c = model_.config;
-  return {c.num_heads, c.num_heads, model_.padded_dim, c.head_dim, model_.padded_dim, 0.f,
-          layer.window < 0 ? 0 : 2 * layer.window + 1};
+  AttentionConfig found{c.num_heads, c.num_heads, model_.padded_dim, c.head_dim, model_.padded_dim, 0.f,
+                        layer.window < 0 ? 0 : 2 * layer.window + 1};
+  if (encoder_.longest) {
+    found.biases = encoder_.biases.data() + encoder_.longest - 1;
+    found.bias_stride = size_t(encoder_.biases.stride());
+  }
+  return found;
 }
 
 // The kernel is causal: query i of a tile sees the keys up to first_position + i, of which a sliding window leaves the
@@ -265,6 +271,7 @@ void EncoderPass::attend(int thread, const EncoderLayer &layer, std::atomic<int>
       tile.queries = queries_.row(task.first);
       tile.query_stride = size_t(queries_.stride());
       tile.block_table = blocks_.data() + task.first_block;
+      tile.query_position = first;
       tile.first_position = layer.window < 0 ? length : first + layer.window;
       tile.key_begin = layer.window < 0 ? 0 : std::max<int64_t>(0, first - layer.window);
       tile.key_end = layer.window < 0 ? length : std::min(length, first + task.count + layer.window);

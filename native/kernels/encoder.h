@@ -34,6 +34,8 @@ struct Encoder {
   Norm embed_norm, final_norm;  // embed_norm: of an embedding; final_norm: if norms come before, perhaps
   FloatRows positions{1}, token_types{1};  // [count, hidden_size]
   int num_positions = 0, num_token_types = 0;  // 0: the model has none
+  FloatRows biases{1};  // [num_heads], of the distances from −longest + 1 on: see AttentionConfig
+  int longest = 0;      // the longest text with biases; 0: the model has none
   std::vector<EncoderLayer> layers;
 };
 

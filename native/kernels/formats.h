@@ -237,6 +237,10 @@ struct AttentionConfig {
   // [num_heads], times log2 e: the score of a key falls by so much for each position before the query; null: none. Then
   // there is no softcap.
   const float *slopes = nullptr;
+  // What is added to scores, times log2 e, by the distance of the key from the query: points to that of 0, with others
+  // on both sides up to the end of a chunk of keys. Each head is `bias_stride` after the one before; null: nothing.
+  const float *biases = nullptr;
+  size_t bias_stride = 0;
 };
 
 // cos and sin of `pairs` angles of one token, times the scale of the rope.
@@ -280,6 +284,7 @@ struct AttentionTile {
   // The positions of the keys that are counted by key_begin, key_end and first_position, upwards; null: they are these
   // numbers themselves.
   const int32_t *chosen = nullptr;
+  int64_t query_position = 0;  // that of the first query, from which the distances of `biases` are
 };
 
 constexpr int kLogitBlock = 256;  // logits whose maximum bounds the searches of a sampled row

@@ -31,6 +31,9 @@ SPECS = {
         norms_before=True, gated=True, biases=False, activation="gelu_tanh",
         layers=(EncoderLayerSpec(ROPE, None, False), EncoderLayerSpec(ROPE, 100), EncoderLayerSpec(None, 0)),
     ),
+    "distances": make_spec(
+        num_positions=1300, relative_buckets=32, layers=(EncoderLayerSpec(), EncoderLayerSpec(ROPE, 100))
+    ),
 }  # fmt: skip
 
 

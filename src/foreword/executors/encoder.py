@@ -14,7 +14,7 @@ from foreword.executors.host import HostExecutor
 from foreword.executors.inputs import check_whole
 from foreword.executors.numpy import rotate
 from foreword.executors.pooling import Pooler
-from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
+from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec, relative_bucket
 from foreword.models.pooling import PoolingSpec
 from foreword.models.weights import Weights
 
@@ -74,6 +74,10 @@ class EncoderLayers:
                 last = min(first + QUERIES_AT_ONCE, end)
                 scores = np.einsum("qhd,khd->hqk", q[first:last], k[start:end], optimize=True)
                 scores = scores * np.float32(spec.query_scale)
+                if spec.relative_buckets:
+                    distances = np.arange(start, end) - np.arange(first, last)[:, None]
+                    buckets = relative_bucket(distances, spec.relative_buckets)
+                    scores = scores + self.weight("relative")[buckets].transpose(2, 0, 1)
                 if layer.window is not None:
                     distance = np.abs(np.arange(first, last)[:, None] - np.arange(start, end))
                     scores = np.where(distance <= layer.window, scores, np.float32(-np.inf))

@@ -19,7 +19,7 @@ from foreword.executors.option_types import NativeKeywords
 from foreword.executors.options import NativeOptions, WeightFormat
 from foreword.executors.packed.parts import Parts, built
 from foreword.machine import default_threads
-from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
+from foreword.models.encoder_spec import EncoderSpec, by_distance, encoder_weight_names
 from foreword.models.pooling import PoolingSpec
 from foreword.models.weights import Weights
 from foreword.native import native
@@ -67,6 +67,8 @@ def _fill(spec: EncoderSpec, weight_format: WeightFormat, parts: Parts[native.Cp
         tensor = parts.weights[name]
         if name in tables:
             tables[name] = parts.table(name, tensor.dequantize)
+        elif name == "relative":
+            core.set_distances(parts.table(name, lambda table=tensor: by_distance(spec, table.dequantize())))
         elif name == "embed":
             parts.embedding(name, spec.hidden_size)
         elif last in MATRICES:

@@ -13,7 +13,8 @@ An executor reads an `EncoderSpec` and a `Weights` mapping with the canonical na
     x = x + m if norms_before, else norm(x + m, mlp_norm)
     x = norm(x, final_norm) if norms_before, after the last layer
 
-mask: a token sees every token of its text, or with a window w those at a distance of at most w.
+mask: a token sees every token of its text, or with a window w those at a distance of at most w. With
+relative_buckets, a score of head n also has relative[bucket(key − query), n]: see `relative_bucket`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from foreword.arrays import F32, I64
 from foreword.models.spec import Activation, RopeSpec
 
 EncoderActivation = Activation | Literal["quick_gelu"]
@@ -50,8 +54,8 @@ class EncoderSpec:
     vocab_size: 0 for an encoder of rows that are given, such as the patches of an image: it has no embedding.
     has_final_norm: if norms_before. rms_norm: norms are x / sqrt(mean(x²) + norm_eps) * w, without a bias.
     num_positions, num_token_types: rows of the learned tables; 0 for a model without. first_position: as many rows
-    before those of positions belong to padding in files. biases: of all products and norms. max_model_len: the longest
-    text.
+    before those of positions belong to padding in files. biases: of all products and norms. relative_buckets: rows of a
+    table of distances, all layers have the same; 0 without. max_model_len: the longest text.
     """
 
     architecture: str
@@ -72,6 +76,7 @@ class EncoderSpec:
     biases: bool = True
     rms_norm: bool = False
     has_final_norm: bool = True
+    relative_buckets: int = 0
 
     @property
     def num_layers(self) -> int:
@@ -80,6 +85,25 @@ class EncoderSpec:
     @property
     def query_scale(self) -> float:
         return float(self.head_dim**-0.5)
+
+
+def relative_bucket(distances: I64, buckets: int) -> I64:
+    """Return the bucket of each distance of a key from its query: half of them for later keys. Of each half, the first
+    half has a bucket for each distance, and the others grow by a factor up to that of 128.
+    """
+    half, size = buckets // 2, np.abs(distances)
+    exact = half // 2
+    ratio = np.maximum(size, 1).astype(np.float32) / np.float32(exact)
+    large = exact + (np.log(ratio) / np.float32(np.log(128 / exact)) * np.float32(half - exact)).astype(np.int64)
+    return (distances > 0) * half + np.where(size < exact, size, np.minimum(large, half - 1))
+
+
+def by_distance(spec: EncoderSpec, relative: F32) -> F32:
+    """Return what is added to the scores of each head, [num_heads, 2 L − 1], by the distance of a key from its query,
+    from 1 − L on, with L = max_model_len. relative: the weight of that name.
+    """
+    distances = np.arange(1 - spec.max_model_len, spec.max_model_len)
+    return relative[relative_bucket(distances, spec.relative_buckets)].T
 
 
 def encoder_weight_names(spec: EncoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -99,6 +123,8 @@ def encoder_weight_names(spec: EncoderSpec) -> Iterator[tuple[str, tuple[int, ..
         yield "token_types", (spec.num_token_types, d)
     if spec.vocab_size:
         yield from with_bias("embed_norm", d)
+    if spec.relative_buckets:
+        yield "relative", (spec.relative_buckets, spec.num_heads)
     for i, layer in enumerate(spec.layers):
         p = f"layers.{i}."
         if layer.has_attn_norm:

@@ -38,6 +38,7 @@ MODELS = {
     "jina-embeddings-v3": transformers.JinaEmbeddingsV3Model(transformers.JinaEmbeddingsV3Config(**SIZES)),
     "distilbert": transformers.DistilBertModel(transformers.DistilBertConfig(**DISTIL)),
     "electra": transformers.ElectraModel(transformers.ElectraConfig(**SIZES, embedding_size=32)),
+    "mpnet": transformers.MPNetModel(transformers.MPNetConfig(**SIZES)),
     "eurobert": transformers.EuroBertModel(transformers.EuroBertConfig(**DECODER)),
     "embedding-gemma2": transformers.EmbeddingGemma2TextModel(
         transformers.EmbeddingGemma2TextConfig(
@@ -78,6 +79,7 @@ MODELS = {
     "electra-cross-encoder": transformers.ElectraForSequenceClassification(
         transformers.ElectraConfig(**SIZES, **ONE, embedding_size=32)
     ),
+    "mpnet-classifier": transformers.MPNetForSequenceClassification(transformers.MPNetConfig(**SIZES, **THREE)),
     **{
         f"eurobert-classifier-{pooling}": transformers.EuroBertForSequenceClassification(
             transformers.EuroBertConfig(**DECODER, **THREE, classifier_pooling=pooling)

@@ -21,7 +21,7 @@ from foreword.executors.torch.options import device_of, dtype_of, use_threads
 from foreword.executors.torch.rotation import Rotaries, Rotation
 from foreword.executors.torch.tensors import as_floats, as_tensor
 from foreword.executors.torch.weights import Linear, Loader
-from foreword.models.encoder_spec import EncoderSpec
+from foreword.models.encoder_spec import EncoderSpec, by_distance
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import RopeSpec
 from foreword.models.weights import Weights
@@ -48,7 +48,10 @@ class TorchEncoderExecutor(EncoderExecutor):
         self.rotaries = Rotaries(
             {layer.rope: spec.head_dim for layer in spec.layers if layer.rope is not None}, load.device
         )
-        self.layers = [EncoderLayer(spec, i, load) for i in range(spec.num_layers)]
+        biases = None
+        if spec.relative_buckets:
+            biases = as_tensor(by_distance(spec, weights["relative"].dequantize()), load.device)
+        self.layers = [EncoderLayer(spec, i, load, biases) for i in range(spec.num_layers)]
         self.final_norm = LayerNorm("final_norm", spec, load) if spec.norms_before else None
 
     def encode(self, batch: InputBatch) -> F32:
@@ -85,10 +88,11 @@ class LayerNorm:
 
 
 class EncoderLayer:
-    """One layer of an encoder."""
+    """One layer of an encoder. biases: of scores, see `by_distance`."""
 
-    def __init__(self, spec: EncoderSpec, index: int, load: Loader) -> None:
+    def __init__(self, spec: EncoderSpec, index: int, load: Loader, biases: Tensor | None) -> None:
         self.spec, self.layer, prefix = spec, spec.layers[index], f"layers.{index}."
+        self.biases = biases
 
         def product(*names: str) -> Linear:
             return load.linear(prefix, names, biases=names if spec.biases else ())
@@ -116,6 +120,8 @@ class EncoderLayer:
         for own in texts:
             q, k, values = (x[own.tokens].transpose(1, 2) for x in (qk[:, :heads], qk[:, heads:], v))
             mask = own.mask(self.layer.window)
+            if self.biases is not None:
+                mask = own.biased(mask, self.biases).to(v.dtype)
             a = scaled_dot_product_attention(q, k, values, attn_mask=mask, scale=spec.query_scale)
             out[own.tokens[own.is_token]] = a.transpose(1, 2)[own.is_token]
         return self.output(out.flatten(1))
@@ -146,6 +152,12 @@ class Texts:
             return mask
         at = torch.arange(self.tokens.shape[1], device=mask.device)
         return mask & ((at[:, None] - at).abs() <= window)
+
+    def biased(self, mask: Tensor, biases: Tensor) -> Tensor:
+        """Return what is added to scores, [texts, heads, longest, longest]: −∞ where the mask is False."""
+        at = torch.arange(self.tokens.shape[1], device=mask.device)
+        own = biases[:, biases.shape[1] // 2 + at - at[:, None]]
+        return torch.where(mask, own, -torch.inf)
 
 
 def texts_of(batch: InputBatch, device: torch.device) -> list[Texts]:

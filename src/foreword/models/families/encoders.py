@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, DistilBERT, ELECTRA and ModernBERT, the heads of their classifiers, and all families of encoders."""
+"""BERT and its like, the heads of their classifiers, and all families of encoders."""
 
 from __future__ import annotations
 
@@ -61,6 +61,12 @@ def electra(config: Config) -> EncoderSpec:
     return _bert(config, "electra")
 
 
+def mpnet(config: Config) -> EncoderSpec:
+    """Return the spec of an MPNet: a RoBERTa without token types, whose scores depend on distances, too."""
+    spec = _bert(config, "mpnet", first_position=_MPNET_PADDING + 1)
+    return replace(spec, relative_buckets=config.size("relative_attention_num_buckets"))
+
+
 def _first_position(config: Config) -> int:
     padding = config.get("pad_token_id", int)
     if padding < 0:
@@ -100,6 +106,10 @@ def _modernbert_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
     hidden, bias = config.size("hidden_size"), config.get("classifier_bias", bool)
     activation = ACTIVATIONS[config.get("classifier_activation", str)]
     return HeadLayer(hidden, hidden, bias=bias, activation=activation, norm=True), HeadLayer(hidden, labels)
+
+
+def _positions_after_padding(spec: EncoderSpec) -> Mapping[str, Rows]:
+    return {"positions": Rows("table", spec.first_position, spec.first_position + spec.num_positions)}
 
 
 _BERT = table(
@@ -157,6 +167,15 @@ _DISTIL_NAMES = {
     "head.0": "pre_classifier",
     "head.1": "classifier",
 }
+_MPNET_PADDING = 1  # whatever pad_token_id is
+_MPNET_NAMES = {
+    "embed_norm": "embeddings.LayerNorm",
+    **{name: f"{_LAYER}attention.attn.{name}" for name in "qkvo"},
+    "attn_norm": _LAYER + "attention.LayerNorm",
+    "up": _LAYER + "intermediate.dense",
+    "down": _LAYER + "output.dense",
+    "mlp_norm": _LAYER + "output.LayerNorm",
+}
 _ROBERTA = EncoderFamily(
     "RoBERTa, XLM-RoBERTa",
     roberta,
@@ -164,7 +183,7 @@ _ROBERTA = EncoderFamily(
     "roberta.",
     {**_BERT_NAMES, **weight_and_bias(ROBERTA_HEAD), "table": _BERT_NAMES["positions"]},
     dense_head("tanh"),
-    fused=lambda spec: {"positions": Rows("table", spec.first_position, spec.first_position + spec.num_positions)},
+    fused=_positions_after_padding,
 )
 _MODERNBERT_NAMES = {
     "embed": "embeddings.tok_embeddings.weight",
@@ -218,6 +237,20 @@ ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
         {**_BERT_NAMES, **weight_and_bias(ROBERTA_HEAD)},
         dense_head("gelu"),
         unused=("discriminator_predictions.", "generator_predictions.", "generator_lm_head.", "classifier."),
+    ),
+    "mpnet": EncoderFamily(
+        "MPNet",
+        mpnet,
+        table(_BERT.values(), [only("type_vocab_size", 0), only("relative_attention_num_buckets", 32)]),
+        "mpnet.",
+        {
+            "embed": _BERT_NAMES["embed"],
+            "table": _BERT_NAMES["positions"],
+            "relative": "encoder.relative_attention_bias.weight",
+            **weight_and_bias(_MPNET_NAMES | ROBERTA_HEAD),
+        },
+        dense_head("tanh"),
+        fused=_positions_after_padding,
     ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
