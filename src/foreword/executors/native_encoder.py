@@ -21,7 +21,7 @@ from foreword.executors.packed.parts import Parts, built
 from foreword.machine import default_threads
 from foreword.models.encoder_spec import EncoderSpec, by_distance, encoder_weight_names
 from foreword.models.pooling import PoolingSpec
-from foreword.models.weights import Weights
+from foreword.models.weights import Tensor, Weights
 from foreword.native import native
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -68,7 +68,7 @@ def _fill(spec: EncoderSpec, weight_format: WeightFormat, parts: Parts[native.Cp
         if name in tables:
             tables[name] = parts.table(name, tensor.dequantize)
         elif name == "relative":
-            core.set_distances(parts.table(name, lambda table=tensor: by_distance(spec, table.dequantize())))
+            core.set_distances(parts.table(name, partial(_distances, spec, tensor)))
         elif name == "embed":
             parts.embedding(name, spec.hidden_size)
         elif last in MATRICES:
@@ -86,6 +86,10 @@ def _fill(spec: EncoderSpec, weight_format: WeightFormat, parts: Parts[native.Cp
         own["grouped"] = int(layer.is_windowed)
         core.add_encoder_layer(own)
     core.finish_encoder(ids[""])
+
+
+def _distances(spec: EncoderSpec, relative: Tensor) -> F32:
+    return by_distance(spec, relative.dequantize())
 
 
 class NativeEncoderExecutor(EncoderExecutor):
