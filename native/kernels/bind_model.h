@@ -176,6 +176,7 @@ class CpuModel {
     keep_input(d, "kept_by_mlp", layer.mlp_norm, layer.post_mlp_norm);
     per_layer(d, layer);
     if (model_.streams.num_streams > 1) streams(d, layer);
+    if (d.contains("stream")) begin_run(d, layer);
     const Layer *before = model_.layers.empty() ? nullptr : &model_.layers.back();
     layer.follows_aside = before && before->is_aside();
     if (layer.follows_aside && (!d.contains("group") || flag(d, "beside") || d.contains("aside"))) {
@@ -607,6 +608,18 @@ class CpuModel {
     if (!s.norm || !s.laurel_norm || layer.per_layer.gate.parts.empty() || !d.contains("group") ||
         d.contains("recurrent") || !d.contains("mlp")) {
       throw std::invalid_argument("a layer of several streams has norms, inputs of its own, attention and an MLP");
+    }
+  }
+
+  void begin_run(const nb::dict &d, Layer &layer) {
+    layer.stream = integer(d, "stream", 0, 1);
+    if (model_.layers.empty()) {
+      layer.stream_begin = vector(d, "stream_begin", model_.config.hidden_size);
+    } else if (model_.layers.front().stream < 0) {
+      throw std::invalid_argument("stream: the first layer has one, if any has");
+    }
+    for (const Layer &other : model_.layers) {
+      if (other.stream >= 0) layer.last_stream = other.stream;
     }
   }
 

@@ -176,6 +176,8 @@ struct StreamUpdate {
 // qkv without parts: the layer has neither attention nor a state; neither mlp nor moe: it has none of both. late_moe:
 // experts beside the mlp, with its input; their output is added after the mlp of the following layer.
 // beside: the input of its first product is that of the layer before, which has neither mlp nor moe.
+// stream: it is the first of a run of layers, whose output is this one of two streams, see LayerSpec; −1: it is not.
+// last_stream: that of the run before; the first layer of the model has stream_begin instead.
 struct Layer {
   Norm attn_norm, mlp_norm, post_attn_norm, post_mlp_norm;
   Vector q_norm = nullptr, k_norm = nullptr;  // for a head, or for all heads together: joint_qk_norm
@@ -192,6 +194,8 @@ struct Layer {
   LowRank added;  // to qkv
   Linear aside;
   bool follows_aside = false;
+  int stream = -1, last_stream = -1;
+  Vector stream_begin = nullptr;
   Vector input_bias = nullptr;  // added to a row of qkv, of all tokens at once
   bool gated = false;  // qkv has one part more, the gates of the attention's output
   bool writes = true;  // qkv has keys; otherwise the layer reads those that another one wrote to its group and slot

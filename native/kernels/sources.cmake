@@ -102,6 +102,7 @@ add_library(foreword_stages OBJECT
   native/kernels/forward/per_layer_stage.cpp
   native/kernels/forward/products.cpp
   native/kernels/forward/recurrent_stage.cpp
+  native/kernels/forward/runs_stage.cpp
   native/kernels/forward/streams_stage.cpp
 )
 target_include_directories(foreword_stages PRIVATE native)

@@ -536,6 +536,27 @@ SPECS: dict[str, DecoderSpec] = {
         streams=StreamsSpec(3, laurel_rank=20),
         layers=(LayerSpec(rope(16), gate_cutoff=0.7), LayerSpec(rope(16), 24), LayerSpec(rope(16), gate_cutoff=-0.4)),
     ),
+    "runs": tiny_spec(  # layers that run again, with keys and values of each run
+        attn_gate=True,
+        qkv_bias=True,
+        layers=(
+            *(LayerSpec(rope(16), stream=0), LayerSpec(rope(16), 24)),
+            *(LayerSpec(rope(16), stream=0, weights_of=0), LayerSpec(rope(16), 24, weights_of=1)),
+            LayerSpec(None, stream=1),
+            *(LayerSpec(rope(16), stream=0, weights_of=0), LayerSpec(rope(16), 24, weights_of=1)),
+            LayerSpec(None, stream=1, weights_of=4),
+        ),
+    ),
+    "runs_of_any_layers": tiny_spec(
+        hidden_size=52,
+        layer_norm=True,
+        layers=(
+            LayerSpec(rope(16), stream=1, moe=MoeSpec(5, 2, 64)),
+            LayerSpec(None, recurrent=replace(MAMBA2, in_bias=True), stream=1),
+            LayerSpec(rope(16), moe=MoeSpec(5, 2, 64), weights_of=0, stream=0),
+            LayerSpec(None, recurrent=replace(MAMBA2, in_bias=True), weights_of=1),
+        ),
+    ),
     "many_heads": tiny_spec(num_heads=14, num_kv_heads=2, head_dim=32, layers=(LayerSpec(rope(32)),), hidden_size=64),
     "one_kv_head": tiny_spec(num_heads=56, num_kv_heads=1, head_dim=8, layers=(LayerSpec(rope(8)),), hidden_size=64),
 }
@@ -559,9 +580,13 @@ class Reference:
         inputs = spec.per_layer and self._own_inputs(x, tokens, spec.per_layer)
         kept: Kept = {}
         late: dict[int, Floats] = {}
+        runs, run = [self._w("stream_begin"), x] if spec.layers[0].stream is not None else [], 1
         streams = [x, *(_like(x @ self._w(f"stream_in.{k}").T, x) for k in self._others)]
         for i, layer in enumerate(spec.layers):
-            p = f"layers.{i}."
+            p = f"layers.{i if layer.weights_of is None else layer.weights_of}."
+            if layer.stream is not None:
+                runs[run] = self._residual_norm(x, "final_norm") if i else x
+                run, x = layer.stream, runs[0] + runs[1]
             if spec.streams:
                 streams = self._predicted(p, streams)
                 x = streams[0]

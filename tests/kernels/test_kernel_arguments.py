@@ -312,9 +312,14 @@ def test_layers_that_do_not_fit_each_other():
         "attn_norm": norm, "mlp_norm": norm, "q": matrix(64), "k": matrix(32), "v": matrix(32), "o": matrix(64),
         "mlp": (matrix(64), matrix(64), matrix(64), -1, -1, -1), "rope": -1, "sliding_window": 0, "group": 0, "slot": 0,
     }  # fmt: skip
+    for stream, begin, message in ((0, matrix(64), "stream_begin"), (2, norm, "stream")):
+        with pytest.raises(ValueError, match=message):
+            core.add_layer(layer | {"stream": stream, "stream_begin": begin})
     core.add_layer(layer | {"attn_gate": matrix(64)})
     with pytest.raises(ValueError, match="attn_gate"):
         core.add_layer(layer)
+    with pytest.raises(ValueError, match="stream: the first layer has one"):
+        core.add_layer(layer | {"attn_gate": matrix(64), "stream": 0})
     with pytest.raises(ValueError, match="made without recurrent layers"):
         core.add_layer(layer | {"recurrent": {}})
     numbers, gated = core.vector(np.ones(4, np.float32)), layer | {"attn_gate": matrix(64)}

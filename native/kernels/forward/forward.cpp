@@ -11,6 +11,7 @@ ForwardPass::ForwardPass(Model &model)
       moe_(ctx_, mlp_),
       per_layer_(ctx_),
       streams_(ctx_),
+      runs_(ctx_),
       logits_(ctx_),
       hidden_(model.config.hidden_size) {}
 
@@ -25,6 +26,7 @@ const float *ForwardPass::run(const ForwardInput &input) {
   moe_.reserve();
   per_layer_.reserve();
   streams_.reserve();
+  runs_.reserve();
   logits_.reserve();
   ctx_.pool.run([this](int thread) { run_stages(thread); });
   logits_.finish();
@@ -53,6 +55,7 @@ void ForwardPass::run_stages(int thread) {
   for (size_t i = 0; i < layers.size(); ++i) {
     const Linear &next_layer = i + 1 < layers.size() ? layers[i + 1].qkv : logits_.first_product();
     const Linear &gate = layers[i].per_layer.gate, &next = gate.parts.empty() ? next_layer : gate;
+    runs_.begin(thread, layers[i]);
     streams_.predict(thread, layers[i]);
     if (layers[i].recurrent) {
       recurrent_.run(thread, layers[i]);

@@ -17,6 +17,7 @@
 #include "kernels/forward/moe_stage.h"
 #include "kernels/forward/per_layer_stage.h"
 #include "kernels/forward/recurrent_stage.h"
+#include "kernels/forward/runs_stage.h"
 #include "kernels/forward/streams_stage.h"
 
 namespace foreword::kernels {
@@ -58,6 +59,7 @@ class ForwardPass {
   MoeStage moe_;
   PerLayerStage per_layer_;
   StreamsStage streams_;
+  RunsStage runs_;
   LogitsStage logits_;
   FloatRows hidden_;  // [tokens asked for, hidden_size]
 };

@@ -39,7 +39,7 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     its values. An indexer has its queries before and after rotation, and the positions that it chooses.
     A layer aside (`AsideSpec`) has a wide input, that of the first layer and an output, and both parts of its gate.
     Inputs that layers have of their own are there for all layers at once. Streams are vectors of hidden_size, and so
-    are their first products.
+    are their first products; those of layers that run several times are two vectors more.
     """
     attention = max(
         (4 * shape.num_heads + 2 * shape.num_kv_heads) * max(shape.head_dim, shape.value_dim)
@@ -61,6 +61,7 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
         widest = max(widest, attention + channels + mlp)
     if spec.streams is not None:
         widest += 2 * (spec.streams.num_streams + 1) * spec.hidden_size
+    widest += 2 * spec.hidden_size if spec.has_runs else 0
     if any(layer.aside is not None for layer in spec.layers):
         widest += 4 * spec.hidden_size + 2 * spec.intermediate_size
     if spec.per_layer is not None:

@@ -437,7 +437,7 @@ class _Packer:
         if spec.num_positions:
             self.core.set_positions(*self.parts.rows("positions", spec.hidden_size))
         for i, layer in enumerate(spec.layers):
-            self.core.add_layer(self._layer(f"layers.{i}.", layer, places.get(i)))
+            self.core.add_layer(self._layer(spec.prefix_of(i), layer, places.get(i)))
         self.parts.embedding("embed", spec.hidden_size)
         head = -1
         if spec.has_logits:
@@ -454,9 +454,11 @@ class _Packer:
         packed: dict[str, Any] = {}
         vectors: list[str] = []
         norms = self.spec.norms_of(layer)
+        if layer.stream is not None:
+            packed |= {"stream": layer.stream, "stream_begin": self.parts.weight("stream_begin")}
         own = prefix
         if (aside := layer.aside) is not None:
-            packed, prefix = self._aside(prefix, aside), block_of(aside)
+            packed, prefix = packed | self._aside(prefix, aside), block_of(aside)
         if place is not None:
             packed |= {"group": place[0], "slot": place[1], "sliding_window": layer.sliding_window or 0}
             packed["parallel_mlp"] = self.spec.parallel_mlp
@@ -755,8 +757,6 @@ class _Packer:
         return self.ropes[rope]
 
     def _matrix(self, name: str, *, keep_precise: bool = False, weight_format: WeightFormat | None = None) -> int:
-        if name.startswith("blocks.") and name in self.parts.matrices:  # another layer has it, too
-            return self.parts.matrices[name]
         quant, wanted = self.weights[name].quant, weight_format or self.weight_format
         return self.parts.matrix(name, packed_format(quant, wanted, keep_precise=keep_precise))
 

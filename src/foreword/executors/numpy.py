@@ -242,9 +242,14 @@ class NumpyExecutor(TransferPagedExecutor):
         h = first = x
         aside: F32 | None = None  # the output of a layer that the next one reads
         streams = None if spec.streams is None else NumpyStreams(self, spec.streams, x, step.loras)
+        of_runs = [self.weight("stream_begin"), x] if spec.has_runs else []
+        run = 1  # the stream that the layers compute
         late: F32 | None = None  # what the experts of the layer before add
         for i, layer in enumerate(spec.layers):
-            p, norms = f"layers.{i}.", spec.norms_of(layer)
+            p, norms = spec.prefix_of(i), spec.norms_of(layer)
+            if layer.stream is not None:
+                of_runs[run] = self.norm(x, "final_norm") if i else x
+                run, x = layer.stream, of_runs[0] + of_runs[1]
             if layer.aside is not None:
                 aside = self.aside(x, first, p, layer, layer.aside, *self.places[i], step)
                 continue

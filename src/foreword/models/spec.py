@@ -33,6 +33,8 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     x += norm((act(x Wper_layer_gate) * p) Wper_layer_out, post_per_layer_norm)   if per_layer, with p: PerLayerSpec
     x *= layer_scale                                                          if layer_scales
     the lines of `StreamsSpec` beside these                                   if streams
+    X_s = norm(x, final_norm);   x = X_0 + X_1                                before a layer that has a stream, with the
+                                                                              stream s of the last one before it, if any
     y = norm(x, final_norm);   y = norm(act(y Whead_dense), head_norm) if head_dense
     logits = cap(y Whead * logit_scale + bhead, final_softcap)                bhead if logits_bias
 
@@ -48,6 +50,7 @@ In a layer with has_sinks, each head has a further score in its softmax, without
 exp(sink)).
 With mla, attention is over one compressed head, whose keys are its values, see `MlaSpec`. With indexer, a query sees
 the keys that this chooses, see `IndexerSpec`.
+In a model whose layers run several times for a token, X_0 begins as stream_begin and X_1 as the first layer's input.
 ``x`` begins as embed[input_ids] * embedding_scale, or as the prompt embedding in place of a token; plus
 positions[position] if num_positions; through norm(x, embed_norm) if embed_norm.
 A recurrent layer (`foreword.models.recurrent`) replaces the lines of attention; `LayerSpec` says which lines a layer
@@ -320,6 +323,10 @@ class LayerSpec:
     aside: the layer has the lines of `AsideSpec` in place of others. A layer with a mixer follows.
     takes_chosen: in a model with an indexer, the layer has none, and its queries see the keys at the positions that
     were chosen for the last layer before it with one.
+    weights_of: the layer is this earlier one, run again, with keys and values of its own. A change of the earlier one
+    by an adapter applies to both.
+    stream: the layer is the first of a run of layers, whose output is this one of two residual streams, 0 or 1. If
+    layers have one, the first layer of the model does.
     """
 
     rope: RopeSpec | None
@@ -346,6 +353,8 @@ class LayerSpec:
     kept: tuple[float, float] | None = None
     aside: AsideSpec | None = None
     takes_chosen: bool = False
+    weights_of: int | None = None
+    stream: int | None = None
 
     @property
     def experts(self) -> MoeSpec | None:
@@ -508,6 +517,16 @@ class DecoderSpec:
         read = {i: layer.reads_layer for i, layer in enumerate(self.layers) if layer.reads_layer is not None}
         return places | {i: places[source] for i, source in read.items()}
 
+    def prefix_of(self, index: int) -> str:
+        """Return the beginning of the names of the weights of a layer, which for a layer aside are those of its own."""
+        of = self.layers[index].weights_of
+        return f"layers.{index if of is None else of}."
+
+    @property
+    def has_runs(self) -> bool:
+        """Return whether layers have a stream, see `LayerSpec`."""
+        return self.layers[0].stream is not None
+
     def indexer_of(self, layer: LayerSpec) -> IndexerSpec | None:
         return None if layer.takes_chosen else self.indexer
 
@@ -596,11 +615,15 @@ def weight_names(spec: DecoderSpec, *, by_layer: bool = False) -> Iterator[tuple
         yield "per_layer_embed", (per_layer.vocab_size, spec.num_layers * per_layer.size)
         yield "per_layer_in", (spec.num_layers * per_layer.size, d)
         yield "per_layer_norm", (per_layer.size,)
+    if spec.has_runs:
+        yield "stream_begin", (d,)
     others = range(1, spec.streams.num_streams) if spec.streams else ()
     yield from ((f"stream_in.{k}", (d, d)) for k in others)
     blocks = set[str]()
     for i, layer in enumerate(spec.layers):
         p, norms = f"layers.{i}.", spec.norms_of(layer)
+        if layer.weights_of is not None:
+            continue
         if (aside := layer.aside) is not None:
             block = p if by_layer else block_of(aside)
             yield from _aside(spec, p, layer, aside, "" if block in blocks else block)

@@ -88,7 +88,8 @@ _SCREEN, _ERRORS, _MOST = "screen", "screen.errors", "screen.most"
 
 
 class Parts(Generic[C]):
-    """Adds matrices and vectors to ``core`` by name. Each is packed from ``weights`` or taken from ``file``.
+    """Adds matrices and vectors to ``core`` by name. Each is packed from ``weights`` or taken from ``file``. A
+    matrix or a weight is added once; further calls return its number.
 
     matrices, vectors: name → the number of a matrix, or of a weight that is a vector, in the core. inputs: see
     `scaled`. exact: integer weights take 15-bit activations. Methods raise PackedFileError if the file has no part with
@@ -110,6 +111,8 @@ class Parts(Generic[C]):
 
     def matrix(self, name: str, target: str) -> int:
         """Add a weight as a matrix in the format ``target``."""
+        if name in self.matrices:
+            return self.matrices[name]
         tensor = self.weights[name]
         rows, cols = prod(tensor.shape[:-1]), tensor.shape[-1]
         form = self._formats[name] = f"{rows} x {cols} {target}"
@@ -128,6 +131,8 @@ class Parts(Generic[C]):
 
     def computed(self, name: str, make: Callable[[], F32], shape: tuple[int, int], target: str) -> int:
         """Add the matrix that ``make`` computes, float32 [rows, columns], in the format ``target``."""
+        if name in self.matrices:
+            return self.matrices[name]
         rows, cols = shape
         form = self._formats[name] = f"{rows} x {cols} {target}"
         if self._file is None:
@@ -151,8 +156,9 @@ class Parts(Generic[C]):
 
     def weight(self, name: str) -> int:
         """Add a weight as a vector."""
-        number = self.vectors[name] = self.vector(name, self.weights[name].dequantize)
-        return number
+        if name not in self.vectors:
+            self.vectors[name] = self.vector(name, self.weights[name].dequantize)
+        return self.vectors[name]
 
     def table(self, name: str, make: Callable[[], F32]) -> F32:
         """Return the array that ``make`` computes, in float32."""

@@ -62,6 +62,7 @@ class Decoder(Generic[StepType]):
         self.embed_norm = Norm(spec, "embed_norm" if spec.embed_norm else None, load)
         self.per_layer = None if spec.per_layer is None else PerLayerInputs(spec, spec.per_layer, load)
         self.streams = None if spec.streams is None else Streams(spec.streams, load)
+        self.stream_begin = load("stream_begin") if spec.has_runs else None
         self.layers = [
             Layer(spec, i, load, mixer, compile=compile)
             if layer.aside is None
@@ -99,7 +100,12 @@ class Decoder(Generic[StepType]):
         aside: Tensor | None = None  # the output of a layer that the next one reads
         streams = None if self.streams is None else self.streams.begin(x, step.loras)
         late: Tensor | None = None  # what the experts of the layer before add
+        of_runs = [] if self.stream_begin is None else [self.stream_begin, x]
+        run = 1  # the stream that the layers compute
         for i, layer in enumerate(self.layers):
+            if (stream := self.spec.layers[i].stream) is not None:
+                of_runs[run] = self.final_norm(x) if i else x
+                run, x = stream, of_runs[0] + of_runs[1]
             if isinstance(layer, AsideLayer):
                 aside = layer(x, first, step)
                 continue
@@ -138,7 +144,7 @@ class Layer(Generic[StepType]):
     def __init__(
         self, spec: DecoderSpec, index: int, load: Loader, mixer: MakeMixer[StepType], *, compile: bool
     ) -> None:
-        layer, prefix = spec.layers[index], f"layers.{index}."
+        layer, prefix = spec.layers[index], spec.prefix_of(index)
         norms = spec.norms_of(layer)
         self.mixer_scale, self.mlp_scale = (spec.residual_scale * x for x in (layer.mixer_scale, layer.mlp_scale))
         self.kept = layer.kept
@@ -329,7 +335,7 @@ class AttentionWeights:
     """
 
     def __init__(self, spec: DecoderSpec, index: int, load: Loader) -> None:
-        prefix = f"layers.{index}."
+        prefix = spec.prefix_of(index)
         self.spec, self.layer = spec, spec.layers[index]
         self.index, self.heads = cache_index(spec, index), spec.heads_of(self.layer)
         projected = projections(self.layer)
@@ -481,7 +487,7 @@ class LatentWeights:
     """
 
     def __init__(self, spec: DecoderSpec, mla: MlaSpec, index: int, load: Loader) -> None:
-        prefix = f"layers.{index}."
+        prefix = spec.prefix_of(index)
         self.mla, self.rope, self._heads = mla, spec.layers[index].rope, spec.num_heads
         self.scale = spec.query_scale
         self.index = cache_index(spec, index)

@@ -22,7 +22,7 @@ class RecurrentLayer:
     """A recurrent layer, for its normed input [T, hidden]."""
 
     def __init__(self, own: RecurrentSpec, spec: DecoderSpec, index: int, load: Loader) -> None:
-        prefix = f"layers.{index}.state."
+        prefix = f"{spec.prefix_of(index)}state."
         self.index = sum(layer.recurrent is not None for layer in spec.layers[:index])  # in the cache
         self.group = next(g for g, group in enumerate(spec.kv_groups()) if index in group.layers)
         self.spec, self.is_delta = own, own.kind == "gated_delta"

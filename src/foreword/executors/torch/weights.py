@@ -105,7 +105,7 @@ class Loader:
     ) -> None:
         self.weights, self.device, self.dtype, self.shards = weights, device, dtype, shards or Shards()
         self.weight_format = weight_format
-        self._of_blocks: dict[tuple[str, ...], Linear] = {}
+        self._linears: dict[tuple[object, ...], Linear] = {}
 
     def __call__(self, name: str, dtype: torch.dtype | None = None, *, split: Split | None = None) -> Tensor:
         """Return the weight, in its own shape."""
@@ -121,11 +121,25 @@ class Loader:
         among: Shard | None = None,
         dtype: torch.dtype | None = None,
     ) -> Linear:
-        """Return the matrices prefix + name as one product. biases: the names that have one. among: the ranks of
-        ``split``, None for all. dtype: that of the matrices, whatever the weight format.
+        """Return the matrices prefix + name as one product, which is read once. biases: the names that have one. among:
+        the ranks of ``split``, None for all. dtype: that of the matrices, whatever the weight format.
         """
         among = among or self.shards.all
-        parts, with_bias = tuple(prefix + name for name in names), {prefix + name for name in biases}
+        parts, with_bias = tuple(prefix + name for name in names), tuple(prefix + name for name in biases)
+        key = parts, with_bias, split, among, dtype
+        if key not in self._linears:
+            self._linears[key] = self._linear(parts, with_bias, split, among, dtype)
+        return self._linears[key]
+
+    def _linear(
+        self,
+        parts: tuple[str, ...],
+        with_bias: tuple[str, ...],
+        split: Split | None,
+        among: Shard,
+        dtype: torch.dtype | None,
+    ) -> Linear:
+        """Return `linear` of the matrices ``parts``, of which some have a bias."""
         outputs, inputs = zip(*(_part(self.weights[part], split, among) for part in parts), strict=True)
         bias = None
         if with_bias:
@@ -150,13 +164,11 @@ class Loader:
     def of_block(
         self, block: str, prefix: str, names: Sequence[str], *, split: Split, among: Shard | None = None
     ) -> Linear:
-        """Return `linear` of matrices that several layers have in common: they are read once. block, prefix: the
-        beginnings of their names, and of those of their changes in one of the layers.
+        """Return `linear` of matrices that several layers have in common. block, prefix: the beginnings of their names,
+        and of those of their changes in one of the layers.
         """
-        key = tuple(block + name for name in names)
-        if key not in self._of_blocks:
-            self._of_blocks[key] = self.linear(block, names, split=split, among=among)
-        return replace(self._of_blocks[key], parts=tuple(prefix + name for name in names))
+        of_all = self.linear(block, names, split=split, among=among)
+        return replace(of_all, parts=tuple(prefix + name for name in names))
 
     def experts(self, prefix: str, count: int, names: Sequence[str], *, split: Split) -> ExpertLinear:
         """Return the matrices of ``count`` experts. prefix: of their names, with {e} in place of the expert. Raise
