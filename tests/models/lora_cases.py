@@ -86,6 +86,7 @@ CASES = {
     "blocks that layers share": case(
         "zamba2", ("",), parameters=lambda factors: with_copies(factors, -1), target_modules="all-linear"
     ),
+    "layers that run several times": case("hrm-text", ("",), target_modules="all-linear"),
     "a head before the logits": case("modernbert-decoder", ("",), target_modules="all-linear"),
     "several streams": case("gemma3n", ("",), target_modules="all-linear"),
 }

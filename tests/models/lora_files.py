@@ -90,10 +90,10 @@ def _blocks(one, other):
 
 
 def random_factors(shapes, rank=4, seed=1, ends=("",)):
-    """{module: (A [rank, in], B [out, rank])}; rank: a number, or a function of the module. Those of Zamba 2 are small:
-    with larger ones, equal weights already give logits that differ by 1e-2 among executors.
+    """{module: (A [rank, in], B [out, rank])}; rank: a number, or a function of the module. Those of Zamba 2 and HRM-Text
+    are small: with larger ones, equal weights already give logits that differ by 1e-2 among executors.
     """
-    small = 0.25 if any("shared_transformer" in name for name in shapes) else 1
+    small = 0.25 if any("shared_transformer" in name or "_module.layers." in name for name in shapes) else 1
     rng = np.random.default_rng(seed)
     factors = {}
     for name, shape in sorted(linear_modules(shapes, ends).items()):
@@ -175,6 +175,21 @@ def with_copies(factors, sign=1):
 _IN_BLOCK = r".*?\.(\d+)\.shared_transformer\."
 
 
+def of_modules(factors):
+    """The changes of matrices that a checkpoint of HRM-Text has in one tensor, which are modules of their own."""
+    parts = {".attn.gqkv_proj": [f".self_attn.{name}_proj" for name in ("gate", "q", "k", "v")],
+             ".attn.o_proj": [".self_attn.o_proj"],
+             ".mlp.gate_up_proj": [".mlp.gate_proj", ".mlp.up_proj"]}  # fmt: skip
+    found = dict(factors)
+    for name, (a, b) in factors.items():
+        end = next((end for end in parts if name.endswith(end) and "_module.layers." in name), None)
+        if end is not None:
+            del found[name]
+            rows = zip(parts[end], np.split(b, len(parts[end])), strict=True)
+            found |= {name.removesuffix(end) + module: (a, own) for module, own in rows}
+    return found
+
+
 def every_factor(shapes):
     """Random changes of all linear layers, those of experts included."""
     return random_factors(shapes) | random_expert_factors(shapes)
@@ -187,6 +202,7 @@ def write_peft(folder, factors, *, swapped=None, **config):
     if swapped is None:
         swapped = any(name.endswith(".feed_forward.experts.down_proj") for name in factors)
     folder.mkdir(parents=True, exist_ok=True)
+    factors = of_modules(factors)
     if config.get("target_modules") == "all-linear":
         factors = with_copies(factors)
     linear = [name for name, (a, _) in factors.items() if a.ndim == 2]

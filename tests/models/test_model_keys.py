@@ -48,6 +48,7 @@ COMPLETED = {
     "bailing_moe": {"num_key_value_heads": 16, "moe_intermediate_size": 1408},
     "bailing_hybrid": {"head_dim": 128},
     "electra": {"embedding_size": 256},
+    "hrm_text": {"num_hidden_layers": 16, "num_layers_per_stack": None},
 }
 """Where the defaults of a reference are of a model that is refused: without kinds of layers, with experts, without
 their number or their number per token, or with an odd number of dimensions that rotate; or where it writes another

@@ -81,7 +81,7 @@ CHOICES: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("q_lora_rank", "moe_latent_size"), (12, 18)),
     **dict.fromkeys(("adapter_rank", "num_mem_blocks"), (1, 2, 3)),
     **dict.fromkeys(("use_mem_rope", "use_shared_attention_adapter"), (True, False)),
-    **dict.fromkeys(("scale_emb", "scale_depth"), (1.0, 0.7, 2.5)),
+    **dict.fromkeys(("scale_emb", "scale_depth", "embedding_scale"), (1.0, 0.7, 2.5)),
     **dict.fromkeys(("dim_model_base", "floor_scale"), (4, 16)),
     "time_step_min": (0.001, 0.2),
     "topk_method": ("greedy", "group_limited_greedy"),
@@ -179,6 +179,8 @@ def _heads(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
         found |= {"head_dim": size, "hidden_size": pick((24, 32, 40, 64, 96))}
     else:
         found |= {"hidden_size": heads * size, **({"head_dim": size} if "head_dim" in found else {})}
+    if "num_layers_per_stack" in found:
+        found["hidden_size"] = heads * pick((4, 8, 12))
     if found.get("word_embed_proj_dim") == before:
         found["word_embed_proj_dim"] = found["hidden_size"]
 
@@ -218,6 +220,10 @@ def _layers(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
     count = pick((2, 3, 4, 5))
     if "num_hidden_layers" in found:
         found["num_hidden_layers"] = count
+    if "num_layers_per_stack" in found:
+        cycles = found["H_cycles"], found["L_cycles"] = pick((1, 2, 3)), pick((1, 2))
+        found["num_layers_per_stack"] = own = pick((1, 2))
+        found["num_hidden_layers"] = own * cycles[0] * (cycles[1] + 1)
     for part in ("attn", "expert"):
         if f"{part}_layer_period" in found:
             found[f"{part}_layer_period"] = period = pick((1, 2, 3))

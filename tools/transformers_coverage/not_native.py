@@ -23,7 +23,6 @@ _REASONS: Mapping[str, str] = {
     "reads the keys and values of another model": "gemma4_assistant gemma4_unified_assistant",
     "attention of another form: of two softmaxes, with masks that it computes, or routed to heads": """
         diffllama doge jetmoe""",
-    "layers run several times for a token": "hrm_text",
     "sums have a factor of the residual stream, and gates a bias for each head": "beam",
     "tokens are groups of bytes": "blt",
 }

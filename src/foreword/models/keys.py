@@ -89,7 +89,7 @@ def only_in_gguf(gguf: str, *values: object) -> Key:
 
 _REASONS: Mapping[str, str] = {
     "for training alone": """
-        activation_dropout attention_dropout attention_probs_dropout_prob attn_pdrop aux_loss_alpha
+        L_bp_cycles activation_dropout attention_dropout attention_probs_dropout_prob attn_pdrop aux_loss_alpha
         classifier_dropout dropout emb_pdrop embd_pdrop embed_dropout embedding_dropout embedding_fraction
         embedding_initializer_range final_w_init_variance_scale gradient_checkpointing hidden_dropout
         hidden_dropout_prob init_device init_std initializer_cutoff_factor initializer_range input_jitter_noise

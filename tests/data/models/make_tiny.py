@@ -58,6 +58,7 @@ STATES = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 4, "bos_toke
 # The eps of norms of Zamba are large below: rounding errors of averages would be as large as these.
 ZAMBA = {**{key: size for key, size in SIZES.items() if key != "num_key_value_heads"}, "n_mamba_heads": 4,
          "mamba_ngroups": 2, "mamba_d_state": 10, "mamba_d_conv": 3, "chunk_size": 8}  # fmt: skip
+HRM = {key: size for key, size in SIZES.items() if key != "num_key_value_heads"}
 JAMBA = {"mamba_d_state": 10, "mamba_d_conv": 3, "mamba_expand": 2, "mamba_dt_rank": 5}
 NEMOTRON = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_group": 4, "topk_group": 2,
             "moe_shared_expert_intermediate_size": 20, "routed_scaling_factor": 1.5}  # fmt: skip
@@ -397,6 +398,14 @@ MODELS = {
     "zamba2-plain": transformers.Zamba2Config(
         **ZAMBA, adapter_rank=5, layers_block_type=["hybrid", "mamba", "hybrid", "mamba"], rms_norm_eps=0.3,
         hidden_act="silu",
+    ),
+    "hrm-text": transformers.HrmTextConfig(
+        **{**HRM, "num_hidden_layers": 2}, head_dim=12, L_cycles=2, embedding_scale=3.0, rope_parameters=ROPE,
+        rms_norm_eps=0.01,
+    ),
+    "hrm-text-biased": transformers.HrmTextConfig(
+        **{**HRM, "num_hidden_layers": 1}, head_dim=8, H_cycles=3, L_cycles=1, attention_bias=True, mlp_bias=True,
+        tie_word_embeddings=True, rope_parameters=YARN,
     ),
     "nemotron-h-latent": transformers.NemotronHConfig(
         **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"}, head_dim=10, mamba_num_heads=4,
