@@ -575,10 +575,11 @@ class CpuModel {
   // The mixer or the MLP adds to a multiple of its own input, in place of the stream.
   void keep_input(const nb::dict &d, const char *name, const Norm &before, Norm &after) {
     if (!d.contains(name)) return;
-    if (!before || before.bias || after || flag(d, "beside") || flag(d, "parallel_mlp")) {
-      throw std::invalid_argument(std::string(name) + ": such an input has an RMSNorm, and the output has none");
+    if (!before || after || flag(d, "beside") || flag(d, "parallel_mlp")) {
+      throw std::invalid_argument(std::string(name) + ": such an input has a norm, and the output has none");
     }
     after.kept = before.weight;
+    after.kept_bias = before.bias;
     after.keep = number(d, name);
   }
 

@@ -49,11 +49,12 @@ struct Screen {
 using Vector = const float *;  // padded with zeros to padded_row(size); null if the layer has none
 
 // RMSNorm, or LayerNorm, which alone may have a bias. Without a weight there is no norm. scale: of its result, where
-// that is added to the residual stream. kept: it is added to `keep` times the stream after the norm with this weight.
+// that is added to the residual stream. kept: it is added to `keep` times the stream after the norm with this weight,
+// and with kept_bias.
 struct Norm {
   Vector weight = nullptr, bias = nullptr;
   float scale = 1.f;
-  Vector kept = nullptr;
+  Vector kept = nullptr, kept_bias = nullptr;
   float keep = 1.f;
   bool is_aside = false;  // the product before it stays in PassContext::branch, and is not added to x
 

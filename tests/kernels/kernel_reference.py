@@ -238,6 +238,15 @@ SPECS: dict[str, DecoderSpec] = {
             LayerSpec(None, recurrent=FIXED),
         )
     ),
+    "norms_of_sums": tiny_spec(  # the norm of a sum is the one before the next mixer or MLP
+        layer_norm=True,
+        gated_mlp=False,
+        mlp_bias=True,
+        o_bias=True,
+        layers=tuple(
+            LayerSpec(rope(16), norms=NormPlaces(i > 0, False, True, False), kept=(1.0, 1.0)) for i in range(3)
+        ),
+    ),
     "norms_by_kind": tiny_spec(
         qk_norm=True,
         joint_qk_norm=True,

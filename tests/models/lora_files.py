@@ -90,8 +90,8 @@ def _blocks(one, other):
 
 
 def random_factors(shapes, rank=4, seed=1, ends=("",)):
-    """{module: (A [rank, in], B [out, rank])}; rank: a number, or a function of the module. Those of Zamba 2 and HRM-Text
-    are small: with larger ones, equal weights already give logits that differ by 1e-2 among executors.
+    """{module: (A [rank, in], B [out, rank])}; rank: a number, or a function of the module. Those of Zamba 2 and
+    HRM-Text are small: with larger ones, equal weights already give logits that differ by 1e-2 among executors.
     """
     small = 0.25 if any("shared_transformer" in name or "_module.layers." in name for name in shapes) else 1
     rng = np.random.default_rng(seed)

@@ -12,7 +12,6 @@ _REASONS: Mapping[str, str] = {
         bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
         roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod""",
     "positions are sinusoidal in another way, or relative": "cpmant ctrl reformer xlm xlnet",
-    "norms of the sums after attention and MLP": "openai-gpt",
     "sparse attention: an indexer chooses the keys that a query sees": """
         axk2 deepseek_v4 dots3_note dots3_note_text hy_v4 minimax_m3_vl_text qwen4_exp
         qwen4_exp_text""",

@@ -186,7 +186,7 @@ void PassContext::add_branch(int thread, const Norm &norm) {
   const float scale = norm.scale;
   for (int t = share.begin; t < share.end; ++t) {
     if (norm.kept) {
-      const float *kept = norm_row(thread, x.row(t), {.weight = norm.kept});
+      const float *kept = norm_row(thread, x.row(t), {.weight = norm.kept, .bias = norm.kept_bias});
       for (int i = 0; i < model.config.hidden_size; ++i) x.row(t)[i] = norm.keep * kept[i];
     }
     const float *row = norm_row(thread, branch.row(t), norm);

@@ -464,7 +464,7 @@ class _Packer:
             packed["parallel_mlp"] = self.spec.parallel_mlp
             packed |= {"rope": self._rope(layer.rope), "beside": layer.beside, "chunked": layer.chunked}
             packed["mixer_scale"] = self.spec.residual_scale * layer.mixer_scale
-            packed |= {} if layer.kept is None else {"kept_by_mixer": layer.kept[0]}
+            packed |= {"kept_by_mixer": layer.kept[0]} if layer.kept is not None and norms.before_mixer else {}
             self.input_norm = self.input_norm if layer.beside else prefix + "attn_norm"
             names = self._norms({"attn_norm": norms.before_mixer, "post_attn_norm": norms.after_mixer})
             vectors += [name for name in names if not self._is_shared(layer, name)]

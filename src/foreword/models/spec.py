@@ -319,7 +319,7 @@ class LayerSpec:
     late_moe: experts beside its MLP, which is dense.
     gate_cutoff: the gate of its MLP is act(max(g − mean(g) − gate_cutoff std(g), 0)), with g = h Wgate of a token.
     kept: x = f h before each sum, with the h of the mixer and of the MLP and these factors f of both. Such a layer has
-    norms before both and none after them.
+    norms before both and none after them; without one before the mixer, f is 1 there.
     aside: the layer has the lines of `AsideSpec` in place of others. A layer with a mixer follows.
     takes_chosen: in a model with an indexer, the layer has none, and its queries see the keys at the positions that
     were chosen for the last layer before it with one.

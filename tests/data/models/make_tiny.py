@@ -530,6 +530,10 @@ MODELS = {
     ),
     "gptj": transformers.GPTJConfig(**GPT, n_inner=40, rotary_dim=4),
     "codegen": transformers.CodeGenConfig(**GPT, rotary_dim=6, tie_word_embeddings=True),
+    "openai-gpt": transformers.OpenAIGPTConfig(**GPT),
+    "openai-gpt-untied": transformers.OpenAIGPTConfig(
+        **{**GPT, "n_layer": 2}, afn="silu", tie_word_embeddings=False, layer_norm_epsilon=0.1
+    ),
     "gpt2": transformers.GPT2Config(**GPT, n_inner=40),
     "gpt2-inverse": transformers.GPT2Config(**GPT, scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True),
     "starcoder": transformers.GPTBigCodeConfig(**GPT, n_inner=40),

@@ -209,13 +209,13 @@ class Layer(Generic[StepType]):
         """
         before, late = x, None
         if a is not None:
-            x = x if self.kept is None else h * self.kept[0]
+            x = x if self.kept is None else _scaled(h, self.kept[0])
             x = x + _scaled(self.post_attn_norm(a), self.mixer_scale)
         if self.mlp is not None:
             h = h if self.mlp_norm is None else self._input(self.mlp_norm(before if self.is_parallel else x))
             m = self.mlp(h, loras) if isinstance(self.mlp, Mlp) else self.mlp(x, h, loras)
             late = None if self.late is None else self.late(x, h, loras)
-            x = x if self.kept is None else h * self.kept[1]
+            x = x if self.kept is None else _scaled(h, self.kept[1])
             x = x + _scaled(self.post_mlp_norm(m), self.mlp_scale)
         return x, late
 

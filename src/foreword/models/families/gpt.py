@@ -12,6 +12,7 @@ import numpy as np
 from foreword.arrays import F32
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import (
+    ACTIVATIONS,
     HIDDEN_ACT,
     LAYER_NORM_EPS,
     LAYER_NORMED,
@@ -28,7 +29,7 @@ from foreword.models.families.base import (
 )
 from foreword.models.keys import Key, only, table
 from foreword.models.rope import rope_parameters, rope_spec
-from foreword.models.spec import DecoderSpec, LayerSpec, QueryGrowth
+from foreword.models.spec import DecoderSpec, LayerSpec, NormPlaces, QueryGrowth
 
 _BIASED = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
 
@@ -76,6 +77,20 @@ def gpt2(config: Config) -> DecoderSpec:
 def _inverse(layer: int) -> QueryGrowth:
     """Return a growth of queries that is 1 / (layer + 1) at every position: the logarithm in it is always ln 2."""
     return QueryGrowth(_FAR, (1 / (layer + 1) - 1) / math.log(2), offset=_FAR)
+
+
+def openai_gpt(config: Config) -> DecoderSpec:
+    """Return the spec of GPT-1, whose norms are those of the sums after attention and MLP. The norm of the sum after an
+    MLP is, in the spec, that before the next attention, or the final one.
+    """
+    inner, acts = 4 * config.size("hidden_size"), {"gelu": "gelu_new"}
+    if config.size("intermediate_size", inner) != inner:
+        raise config.refused("intermediate_size", config.value("intermediate_size"))
+    name = config.get("hidden_act", str)
+    places = (NormPlaces(i > 0, False, True, False) for i in range(num_layers(config)))
+    layers = tuple(LayerSpec(None, norms=norms, kept=(1.0, 1.0)) for norms in places)
+    act = ACTIVATIONS[acts.get(name, name)]
+    return gpt_decoder(config, "openai-gpt", layers, activation=act, **_learned(config), **_BIASED)
 
 
 def gpt_bigcode(config: Config) -> DecoderSpec:
@@ -184,6 +199,14 @@ def _of_parts(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 def _bigcode_rows(spec: DecoderSpec) -> Mapping[str, Rows]:
     return fused_rows(spec) if spec.num_kv_heads == 1 else rows_by_head(spec)
+
+
+def _normed_sums(spec: DecoderSpec) -> Mapping[str, str | Rows]:
+    """Return the rows of queries, keys and values, and the names of norms after the MLP of each layer."""
+    norms = [*(f"layers.{i}.attn_norm" for i in range(1, spec.num_layers)), "final_norm"]
+    ends = {"": "weight", "_bias": "bias"}.items()
+    names = {f"{norm}{end}": f"transformer.h.{i}.ln_2.{part}" for i, norm in enumerate(norms) for end, part in ends}
+    return {**fused_rows(spec), **names}
 
 
 def _shifted(spec: DecoderSpec) -> Mapping[str, Rows]:
@@ -319,6 +342,22 @@ FAMILIES = {
         fused=fused_rows,
         gguf="gpt2",
         gguf_names=_IN_GGUF,
+    ),
+    "openai-gpt": Family(
+        "GPT (2018)",
+        openai_gpt,
+        table(
+            *(LEARNED_POSITIONS, _GPT, [Key("intermediate_size", kind=int)]),
+            [Key("hidden_act", "gelu", ("gelu", "relu", "silu", "swish"), own="afn")],
+            tie_word_embeddings=True,
+        ),
+        names=module_names(
+            _BLOCK,
+            {"mlp_norm": "ln_1", "qkv": "attn.c_attn", "o": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"},
+            {"embed": "transformer.tokens_embed", "positions": "transformer.positions_embed"},
+        ),
+        transposed=(".c_attn.weight", ".c_proj.weight", ".c_fc.weight"),
+        fused=_normed_sums,
     ),
     "gpt_bigcode": Family(
         "StarCoder, SantaCoder",
