@@ -174,6 +174,8 @@ class CpuModel {
     layer.post_mlp_norm.scale = number(d, "mlp_scale", 1.);
     keep_input(d, "kept_by_mixer", layer.attn_norm, layer.post_attn_norm);
     keep_input(d, "kept_by_mlp", layer.mlp_norm, layer.post_mlp_norm);
+    layer.attn_norm_gate = norm_gate(d, "attn_norm", layer.attn_norm);
+    layer.mlp_norm_gate = norm_gate(d, "mlp_norm", layer.mlp_norm);
     per_layer(d, layer);
     if (model_.streams.num_streams > 1) streams(d, layer);
     if (d.contains("stream")) begin_run(d, layer);
@@ -201,6 +203,9 @@ class CpuModel {
       if (!layer.mlp || layer.late_moe->has_own_inputs() || layer.late_moe->shared) {
         throw std::invalid_argument("late_moe: such experts are beside an MLP, read its input, and have no shared one");
       }
+    }
+    if (layer.mlp_norm_gate && layer.moe && layer.moe->reads_again()) {
+      throw std::invalid_argument("mlp_norm_low: such experts read what this norm has not multiplied");
     }
     if (!d.contains("group")) {  // it keeps nothing of a token
       if (!layer.moe && !layer.mlp) throw std::invalid_argument("a layer has a group, mlp or moe");
@@ -231,9 +236,7 @@ class CpuModel {
       throw std::invalid_argument("beside: the layer before has a mixer alone");
     }
     layer.parallel_mlp = flag(d, "parallel_mlp");
-    const bool reads_input = layer.moe ? !layer.moe->has_own_inputs() && !layer.moe->scales_inputs &&
-                                             !layer.moe->identities
-                                       : bool(layer.mlp) && !layer.late_moe;
+    const bool reads_input = layer.moe ? !layer.moe->reads_again() : bool(layer.mlp) && !layer.late_moe;
     if (layer.parallel_mlp && (layer.recurrent || !reads_input)) {
       throw std::invalid_argument("parallel_mlp: the layer has attention, and an MLP or experts that read its input");
     }
@@ -572,6 +575,26 @@ class CpuModel {
     return model_.make_linear({matrix(d, name, rows, cols)});
   }
 
+  // NAME_low and NAME_high, the gate of a norm; null without them.
+  std::unique_ptr<LowRank> norm_gate(const nb::dict &d, const std::string &name, Norm &norm) {
+    const std::string low = name + "_low", high = name + "_high";
+    if (!d.contains(low.c_str())) return nullptr;
+    const Layer *before = model_.layers.empty() ? nullptr : &model_.layers.back();
+    const bool has_other_input = d.contains("aside") || (before && before->is_aside()) || flag(d, "beside");
+    if (!norm || has_other_input || d.contains("kept_by_mixer") || d.contains("kept_by_mlp") ||
+        model_.streams.num_streams > 1) {
+      throw std::invalid_argument(low + ": the gate is that of a norm of the one residual stream");
+    }
+    const int hidden = model_.config.hidden_size;
+    const PackedMatrix *first = matrix(integer(d, low.c_str(), 0, INT32_MAX), low.c_str());
+    check_shape(first->rows, first->cols, first->rows, hidden, low.c_str());
+    auto gate = std::make_unique<LowRank>();
+    gate->low = model_.make_linear({first});
+    gate->high.push_back(linear(d, high.c_str(), hidden, first->rows));
+    norm.gate = gate.get();
+    return gate;
+  }
+
   // The mixer or the MLP adds to a multiple of its own input, in place of the stream.
   void keep_input(const nb::dict &d, const char *name, const Norm &before, Norm &after) {
     if (!d.contains(name)) return;
@@ -758,13 +781,18 @@ class CpuModel {
       throw std::invalid_argument("index_q: the first layer has an indexer");
     }
     layer.gated = d.contains("attn_gate");
-    if (layer.gated && !c.head_gates) throw std::invalid_argument("attn_gate: those of latent attention are of heads");
-    if (layer.gated) parts.push_back(matrix(d, "attn_gate", c.num_heads, hidden));
-    layer.qkv = model_.make_linear(parts);
+    std::vector<const PackedMatrix *> of_queries;
     if (l.q_rank) {
       latent.q_norm = vector(d, "q_a_norm", l.q_rank);
-      latent.q_b = linear(d, "q", queries, l.q_rank);
+      of_queries.push_back(matrix(d, "q", queries, l.query_inputs()));
     }
+    if (layer.gated) {
+      const int gates = c.head_gates ? c.num_heads : c.num_heads * l.value_dim;
+      std::vector<const PackedMatrix *> &others = l.joins_latents ? of_queries : parts;
+      others.push_back(matrix(d, "attn_gate", gates, l.joins_latents ? l.query_inputs() : hidden));
+    }
+    layer.qkv = model_.make_linear(parts);
+    latent.q_b = model_.make_linear(of_queries);
     layer.input_bias = biases(d, layer.qkv, {"q_a", "kv_a", "", "", ""});
     layer.o_bias = optional_vector(d, "o_bias", hidden);
     latent.kv_norm = vector(d, "kv_a_norm", l.kv_rank);
@@ -970,6 +998,7 @@ class CpuModel {
         moe->experts_per_token > num_choices / moe->num_groups * moe->groups_per_token) {
       throw std::invalid_argument("num_groups: groups of equal size have the experts of a token");
     }
+    moe->zeroes_groups = flag(d, "zeroes_groups");
     moe->scales_inputs = flag(d, "scales_inputs");
     moe->scale = number(d, "scale");
     moe->sum_eps = number(d, "sum_eps");

@@ -139,8 +139,15 @@ inline SourceMatrix source_matrix(const Array2<uint8_t> &data, const SourceForma
 inline LatentConfig latent_config(const nb::dict &d, double norm_eps) {
   if (nb::len(d) == 0) return {};
   constexpr int kMost = kMostSize / kMostHeads;
-  return {integer(d, "q_rank", 0, kMost),   integer(d, "kv_rank", 1, kMost),   integer(d, "nope_dim", 1, kMost),
-          integer(d, "rope_dim", 1, kMost), integer(d, "value_dim", 1, kMost), float(norm_eps)};
+  const LatentConfig c{integer(d, "q_rank", 0, kMost),
+                       integer(d, "kv_rank", 1, kMost),
+                       integer(d, "nope_dim", 1, kMost),
+                       integer(d, "rope_dim", 1, kMost),
+                       integer(d, "value_dim", 1, kMost),
+                       integer(d, "joins_latents", 0, 1) == 1,
+                       float(norm_eps)};
+  if (c.joins_latents && !c.q_rank) throw std::invalid_argument("joins_latents: such a model has a q_rank");
+  return c;
 }
 
 // The sizes of the indexer of sparse attention; an empty dict if the model has none.

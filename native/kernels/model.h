@@ -48,15 +48,19 @@ struct Screen {
 
 using Vector = const float *;  // padded with zeros to padded_row(size); null if the layer has none
 
+struct LowRank;
+
 // RMSNorm, or LayerNorm, which alone may have a bias. Without a weight there is no norm. scale: of its result, where
 // that is added to the residual stream. kept: it is added to `keep` times the stream after the norm with this weight,
 // and with kept_bias.
+// gate: PassContext::norm_rows multiplies the result y by sigmoid(silu(y lowᵀ) highᵀ); null: by nothing.
 struct Norm {
   Vector weight = nullptr, bias = nullptr;
   float scale = 1.f;
   Vector kept = nullptr, kept_bias = nullptr;
   float keep = 1.f;
   bool is_aside = false;  // the product before it stays in PassContext::branch, and is not added to x
+  const LowRank *gate = nullptr;
 
   explicit operator bool() const { return weight != nullptr; }
 };
@@ -92,6 +96,7 @@ struct Moe {
   float softcap = 0.f;                     // caps the scores; 0: none
   float sparse_mix = -1.f;                 // see MoeSpec; below 0: none
   int num_groups = 1, groups_per_token = 1;
+  bool zeroes_groups = false;   // the experts of other groups are chosen by 0
   int identities = 0;           // experts behind the others whose output is their input
   bool ranks_outputs = false;   // experts are chosen by the outputs of the router, not by probabilities
   float scale = 1.f, sum_eps = 0.f;  // sum_eps: added to the sum that norm_topk divides by
@@ -109,6 +114,8 @@ struct Moe {
   int num_choices() const { return int(experts.size()) + identities; }
   // Returns whether the experts read other numbers than the router, so that their sum is not the output either.
   bool has_own_inputs() const { return experts_norm || !latent_in.parts.empty(); }
+  // Returns whether the input of the router is read again after it was prepared for products.
+  bool reads_again() const { return has_own_inputs() || scales_inputs || identities > 0; }
   // The inputs and outputs of an expert.
   int outer() const { return expert().first().cols; }
 };
@@ -139,7 +146,8 @@ struct Indexer {
 };
 
 // Latent attention: MlaSpec. Its first product has q (or q_a) and kv_a; q_b without parts: q needs no second product.
-// k_b, v_b: of each head, [kv_rank, nope_dim] and [value_dim, kv_rank].
+// With joins_latents q_b may have a second part, the gates. k_b, v_b: of each head, [kv_rank, nope_dim] and [value_dim,
+// kv_rank].
 struct Latent {
   Linear q_b;
   Vector q_norm = nullptr, kv_norm = nullptr;
@@ -193,12 +201,13 @@ struct Layer {
   Vector slopes = nullptr;  // for all heads: see AttentionConfig
   Linear qkv, o;  // in a recurrent layer: all projections of its input, and the output projection
   LowRank added;  // to qkv
+  std::unique_ptr<LowRank> attn_norm_gate, mlp_norm_gate;
   Linear aside;
   bool follows_aside = false;
   int stream = -1, last_stream = -1;
   Vector stream_begin = nullptr;
   Vector input_bias = nullptr;  // added to a row of qkv, of all tokens at once
-  bool gated = false;  // qkv has one part more, the gates of the attention's output
+  bool gated = false;  // qkv, or Latent::q_b, has one part more, the gates of the attention's output
   bool writes = true;  // qkv has keys; otherwise the layer reads those that another one wrote to its group and slot
   int v_part = 2;      // the part of qkv with values, or keys if these are the values too
   int heads = 0;       // index of the shape of its heads
@@ -256,9 +265,11 @@ struct StreamsConfig {
 // kv_rank 0: the model has no latent attention.
 struct LatentConfig {
   int q_rank = 0, kv_rank = 0, nope_dim = 0, rope_dim = 0, value_dim = 0;
+  bool joins_latents = false;
   float norm_eps = 0.f;
 
   int query_dim() const { return rope_dim + nope_dim; }
+  int query_inputs() const { return joins_latents ? 2 * q_rank : q_rank; }
 };
 
 // topk 0: the model has no indexer.

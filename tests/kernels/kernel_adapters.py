@@ -12,7 +12,7 @@ LINEAR = (
     *("q", "k", "v", "attn_gate", "o", "q_a", "kv_a", "k_b", "v_b", "z", "dt", "beta", "dt_low", "gate", "up", "down"),
     *("router", "shared_gate", "latent_in", "latent_out", "per_layer_in", "per_layer_gate", "per_layer_out"),
     *("index_q", "index_k", "index_weights", "head_dense", "aside", "mlp_low", "gate_high", "up_high"),
-    *(f"{name}_{part}" for name in "qkv" for part in ("low", "high")),
+    *(f"{name}_{part}" for name in ("q", "k", "v", "attn_norm", "mlp_norm") for part in ("low", "high")),
 )
 """The ends of the names of all linear layers that adapters change."""
 

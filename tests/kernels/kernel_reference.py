@@ -396,6 +396,42 @@ SPECS: dict[str, DecoderSpec] = {
         indexer=IndexerSpec(num_heads=9, head_dim=20, topk=33, norm_eps=1e-5),
         layers=(LayerSpec(rope(8)), LayerSpec(rope(8), takes_chosen=True), LayerSpec(rope(8))),
     ),
+    "gated_norms": tiny_spec(
+        num_kv_heads=1,
+        head_dim=28,
+        attn_gate=True,
+        qkv_bias=True,
+        mla=MlaSpec(q_rank=20, kv_rank=20, nope_dim=12, rope_dim=8, value_dim=18, joins_latents=True),
+        indexer=IndexerSpec(num_heads=9, head_dim=20, topk=33),
+        layers=(
+            LayerSpec(rope(8), attn_norm_rank=5),
+            LayerSpec(
+                rope(8),
+                attn_norm_rank=40,
+                mlp_norm_rank=20,
+                moe=MoeSpec(
+                    *(8, 3, 64),
+                    scoring="sigmoid",
+                    router_bias=True,
+                    num_groups=4,
+                    groups_per_token=2,
+                    zeroes_groups=True,
+                    shared_intermediate_size=48,
+                    shared_gate=False,
+                ),
+            ),
+            LayerSpec(rope(8), mlp_norm_rank=20, takes_chosen=True),
+        ),
+    ),
+    "gated_norms_of_heads": tiny_spec(
+        hidden_size=52,
+        layer_norm=True,
+        num_kv_heads=1,
+        head_dim=28,
+        attn_gate=True,
+        mla=MlaSpec(0, 20, 12, 8, 18),
+        layers=(LayerSpec(rope(8), attn_norm_rank=70, mlp_norm_rank=3), LayerSpec(None)),
+    ),
     "short_conv": tiny_spec(
         qk_norm=True,
         layers=(
@@ -609,7 +645,7 @@ class Reference:
                 x0 = x0 if layer.beside else x
                 own, aside = x + aside, 0
                 h = self._residual_norm(*(before if layer.beside else (own, p + "attn_norm"))) if norms[0] else own
-                h = self._rounded(h)
+                h = self._gated(self._rounded(h), p + "attn_norm", layer.attn_norm_rank)
                 r = layer.recurrent
                 a = self._recurrent(p + "state.", r, h) if r else self._attention(p, layer, h, kept, i)
                 a = self._residual_norm(a, p + "post_attn_norm") if norms[1] else a
@@ -622,6 +658,7 @@ class Reference:
                 if spec.parallel_norm or not spec.parallel_mlp:
                     own = unmixed if spec.parallel_norm else x
                     h = self._rounded(self._residual_norm(own, p + "mlp_norm") if norms[2] else own)
+                    h = self._gated(h, p + "mlp_norm", layer.mlp_norm_rank)
                 m = self._mlp(p, h, layer.gate_cutoff) if layer.moe is None else self._moe(p, layer.moe, h, x)
                 m = self._residual_norm(m, p + "post_mlp_norm") if norms[3] else m
                 if layer.late_moe is not None:
@@ -690,6 +727,11 @@ class Reference:
         return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + self.spec.norm_eps) * self._w(
             name
         ) + self._w(name + "_bias")
+
+    def _gated(self, y: Floats, norm: str, rank: int) -> Floats:
+        if not rank:
+            return y
+        return y / (1 + np.exp(-_silu(y @ self._w(norm + "_low").T) @ self._w(norm + "_high").T))
 
     def _w(self, name: str) -> Floats:
         if name in self.merged:
@@ -770,11 +812,12 @@ class Reference:
     def _latent_attention(self, p: str, layer: LayerSpec, mla: MlaSpec, h: Floats) -> Floats:
         """With the keys and values of every head, as DeepSeek's report has them (arXiv 2405.04434)."""
         n, heads, r, has_bias = len(h), self.spec.num_heads, mla.rope_dim, self.spec.qkv_bias
-        u = h
+        u = of_gates = h
         if mla.q_rank:
-            u = h @ self._w(p + "q_a").T + self._bias(p + "q_a_bias", has_bias)
-            u = _norm(u, self._w(p + "q_a_norm"), mla.norm_eps)
-        q = (u @ self._w(p + "q").T).reshape(n, heads, -1)
+            y = h @ self._w(p + "q_a").T + self._bias(p + "q_a_bias", has_bias)
+            u = _norm(y, self._w(p + "q_a_norm"), mla.norm_eps)
+            of_gates = np.concatenate([u, y], 1) if mla.joins_latents else h
+        q = ((of_gates if mla.joins_latents else u) @ self._w(p + "q").T).reshape(n, heads, -1)
         kv = h @ self._w(p + "kv_a").T + self._bias(p + "kv_a_bias", has_bias)
         latent = mla.kv_scale * _norm(kv[:, r:], self._w(p + "kv_a_norm"), mla.norm_eps)
         k, v = ((latent @ self._w(p + name).T).reshape(n, heads, -1) for name in ("k_b", "v_b"))
@@ -789,7 +832,8 @@ class Reference:
         e = np.exp(np.where(seen, s, -np.inf))
         a = np.einsum("hij,jhd->ihd", e / e.sum(-1, keepdims=True), v).reshape(n, -1)
         if self.spec.attn_gate:
-            a = (a.reshape(n, heads, -1) / (1 + np.exp(-h @ self._w(p + "attn_gate").T))[..., None]).reshape(n, -1)
+            gates = 1 + np.exp(-of_gates @ self._w(p + "attn_gate").T)
+            a = (a.reshape(n, heads, -1) / gates.reshape(n, heads, -1)).reshape(n, -1)
         return a @ self._w(p + "o").T + self._bias(p + "o_bias", self.spec.o_bias)
 
     def _choose(self, p: str, layer: LayerSpec, of: IndexerSpec, h: Floats, u: Floats) -> npt.NDArray[np.bool_]:
@@ -957,7 +1001,7 @@ class Reference:
                 continue
             order = ((scores[t] if moe.ranks_outputs else row) + bias).reshape(moe.num_groups, -1)
             best = [np.sort(group)[-2:].sum() if moe.router_bias else group.max() for group in order]
-            order[np.argsort(best)[: moe.num_groups - moe.groups_per_token]] = -np.inf
+            order[np.argsort(best)[: moe.num_groups - moe.groups_per_token]] = 0 if moe.zeroes_groups else -np.inf
             chosen = np.argsort(-order.ravel(), kind="stable")[: moe.experts_per_token]
             share = moe.scale * (row[chosen] / (row[chosen].sum() + moe.sum_eps) if moe.norm_topk else row[chosen])
             share = share * self._w(p + "expert_scales")[chosen] if moe.own_norms else share

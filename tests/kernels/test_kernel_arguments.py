@@ -328,6 +328,17 @@ def test_layers_that_do_not_fit_each_other():
     for name in ("inner_attn_norm", "inner_mlp_norm"):
         with pytest.raises(ValueError, match=name):
             core.add_layer(gated | {name: numbers})
+    gate = {"mlp_norm_low": matrix(64), "mlp_norm_high": matrix(64)}
+    moe = {"router": matrix(2), "experts": [layer["mlp"]] * 2, "experts_per_token": 1, "norm_topk": 1, "sigmoid": 0,
+           "scale": 1.0, "sum_eps": 0.0, "num_groups": 1, "groups_per_token": 1, "scales_inputs": 1}  # fmt: skip
+    for values, message in (
+        (gate | {"moe": moe}, "mlp_norm_low: such experts read"), (gate | {"kept_by_mlp": 0.5}, "mlp_norm_low: the"),
+        (gate | {"mlp_norm_high": matrix(32)}, "mlp_norm_high"), ({"attn_norm_low": matrix(5)}, "attn_norm_high"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            core.add_layer(gated | values)
+    with pytest.raises(ValueError, match="mlp_norm_low: the gate"):
+        core.add_layer({key: value for key, value in (gated | gate).items() if key != "mlp_norm"})
 
 
 def test_layers_aside_that_do_not_fit():
@@ -364,6 +375,9 @@ def test_layers_aside_that_do_not_fit():
     core.set_embedding(np.zeros((50, 256), np.uint8), "F32", 64)
     with pytest.raises(ValueError, match="the last one is not aside"):
         core.finish(norm, -1, matrix(50))
+    gate = {"attn_norm_low": matrix(5), "attn_norm_high": matrix(64, 5)}
+    with pytest.raises(ValueError, match="attn_norm_low: the gate is that of a norm of the one residual stream"):
+        core.add_layer(plain | gate)
     for values in (aside, plain | {"beside": True}, {"mlp": mlp, "mlp_norm": norm}):
         with pytest.raises(ValueError, match="aside: a layer with a mixer follows"):
             core.add_layer(values)

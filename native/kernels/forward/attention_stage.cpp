@@ -115,14 +115,14 @@ void AttentionStage::run(int thread, int layer_index) {
 
   attend(thread, layer, next_tasks_[size_t(layer_index * ctx_.pool.num_teams() + ctx_.pool.team(thread).group)]);
   ctx_.pool.barrier();
+  const FloatRows &out = rows_[size_t(layer.heads)].out();
+  const FloatRows &values = layer.latent ? latent_.expand(thread, layer, out) : out;
   if (layer.gated) {
-    apply_gate(thread, layer);
+    apply_gate(thread, layer, values);
     ctx_.pool.barrier();
   }
   ctx_.clock.finish(thread, Stage::attention);
 
-  const FloatRows &out = rows_[size_t(layer.heads)].out();
-  const FloatRows &values = layer.latent ? latent_.expand(thread, layer, out) : out;
   const Linear *next = layer.mlp ? &layer.mlp->first() : nullptr;
   ctx_.add_product(thread, layer.o, o_input_, values, layer.o_bias, layer.post_attn_norm, next, layer.inner_norm);
   ctx_.clock.finish(thread, Stage::o);
@@ -239,14 +239,15 @@ AttentionConfig AttentionStage::config(const HeadShape &shape, AttentionWindow w
 }
 
 // The outputs of this thread's tokens times their gate.
-void AttentionStage::apply_gate(int thread, const Layer &layer) {
+void AttentionStage::apply_gate(int thread, const Layer &layer, const FloatRows &out) {
   const ModelConfig &c = ctx_.model.config;
   const HeadShape &shape = ctx_.model.heads_of(layer);
   const Share share = ctx_.token_share(thread);
-  const FloatRows &out = rows_[size_t(layer.heads)].out();
-  const int values = c.head_gates ? shape.value_dim : 1, num_gates = shape.num_heads * shape.value_dim / values;
+  const int value_dim = layer.latent ? c.latent.value_dim : shape.value_dim;
+  const int values = c.head_gates ? value_dim : 1, num_gates = shape.num_heads * value_dim / values;
   for (int t = share.begin; t < share.end; ++t) {
-    const float *gate = ctx_.first_row(layer, t) + layer.qkv.parts.back().offset;
+    const float *gate = c.latent.joins_latents ? latent_.gates(layer, t)
+                                               : ctx_.first_row(layer, t) + layer.qkv.parts.back().offset;
     if (!c.head_gates && !c.softplus_gates) {
       ctx_.isa.gate_mul(Gate::sigmoid, gate, out.row(t), size_t(out.stride()), out.row(t));
       continue;

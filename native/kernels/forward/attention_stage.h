@@ -47,7 +47,7 @@ class AttentionStage {
   // The KV heads of this thread's team, whose keys and values it writes and reads.
   Share heads_of(int thread, const HeadShape &shape) const;
   void attend(int thread, const Layer &layer, std::atomic<int> &next_task);
-  void apply_gate(int thread, const Layer &layer);
+  void apply_gate(int thread, const Layer &layer, const FloatRows &out);
   AttentionConfig config(const HeadShape &shape, AttentionWindow window, Vector sinks = nullptr) const;
   const int32_t *blocks_of(const Layer &layer, const AttentionTask &task) const {
     return ctx_.input.groups[size_t(layer.group)].blocks_of(ctx_.input.idx_mapping[task.req]);

@@ -25,6 +25,7 @@ PassContext::PassContext(Model &m)
       aside(m.config.hidden_size),
       products(m),
       lora_(m),
+      gates_(m.config.hidden_size),
       norm_out_(size_t(m.pool.size())),
       inner_out_(norm_out_.size()),
       wide_out_(norm_out_.size()) {
@@ -40,6 +41,13 @@ PassContext::PassContext(Model &m)
     if (layer.streams) {
       layer.streams->laurel_left.add_kinds(kinds_);
       has_branch_ = true;
+    }
+    for (const LowRank *gate : {layer.attn_norm_gate.get(), layer.mlp_norm_gate.get()}) {
+      if (!gate) continue;
+      gate->low.add_kinds(kinds_);
+      gate->high[0].add_kinds(gate_kinds_);
+      most_low_ = std::max(most_low_, gate->low.stride);
+      most_rank_ = std::max(most_rank_, gate->high[0].cols);
     }
     layer.qkv.add_kinds(layer.is_aside() ? wide_kinds_ : kinds_);
     layer.added.low.add_kinds(wide_kinds_);
@@ -66,17 +74,43 @@ void PassContext::reserve() {
     for (Buffer<float> &out : wide_out_) out.reserve(2 * size_t(padded_row(2 * model.config.hidden_size)));
     wide_.reserve(input.num_tokens, 2 * model.config.hidden_size, with_loras(wide_kinds_), pool.size());
   }
+  if (most_rank_) {
+    low_.reserve(size_t(input.num_tokens) * size_t(most_low_));
+    low_input_.reserve(input.num_tokens, most_rank_, with_loras(gate_kinds_), pool.size());
+    gates_.reserve(input.num_tokens);
+  }
   x.reserve(input.num_tokens);
   if (has_branch_) branch.reserve(input.num_tokens);
   normed.reserve(input.num_tokens, model.config.hidden_size, with_loras(kinds_), pool.size());
 }
 
 ActivationSet PassContext::norm_rows(int thread, const Norm &norm, Share tokens) {
+  if (norm.gate) make_gates(thread, norm, tokens);
+  float *out = norm_out_[size_t(thread)].data();
   return products.prepare(thread, normed, model.config.hidden_size, tokens.end - tokens.begin, [&](int r) {
     const float *row = norm_row(thread, x.row(tokens.begin + r), norm);
-    if (model.config.rounds_inputs && norm) round_row(norm_out_[size_t(thread)].data(), model.config.hidden_size);
+    if (model.config.rounds_inputs && norm) round_row(out, model.config.hidden_size);
+    if (norm.gate) isa.gate_mul(Gate::sigmoid, gates_.row(r), out, size_t(gates_.stride()), out);
     return row;
   });
+}
+
+void PassContext::make_gates(int thread, const Norm &norm, Share tokens) {
+  const Linear &low = norm.gate->low, &high = norm.gate->high[0];
+  const Share rows{0, tokens.end - tokens.begin};
+  Norm plain = norm;
+  plain.gate = nullptr;
+  const ActivationSet in = norm_rows(thread, plain, tokens);
+  products.linear(thread, low, in, rows, low_.data(), Store::assign, &high, shrink(thread, {&low}, in));
+  pool.barrier();
+  float *out = inner_out_[size_t(thread)].data();
+  const ActivationSet set = products.prepare(thread, low_input_, high.cols, rows.end, [&](int r) {
+    std::copy_n(low_.data() + size_t(r) * size_t(low.stride), low.stride, out);
+    isa.activate(Gate::silu, size_t(low.stride), out);
+    return out;
+  });
+  products.linear(thread, high, set, rows, gates_.data(), Store::assign, nullptr, shrink(thread, {&high}, set));
+  pool.barrier();
 }
 
 ActivationSet PassContext::input_rows(int thread, const Layer &layer, Share tokens) {

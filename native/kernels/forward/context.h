@@ -55,7 +55,7 @@ class PassContext {
     return (input.num_tokens + parts - 1) / parts;
   }
 
-  // The rows of x after a norm, as input of the products that follow: row 0 is the first of `tokens`.
+  // The rows of x after a norm and its gate, as input of the products that follow: row 0 is the first of `tokens`.
   ActivationSet norm_rows(int thread, const Norm &norm, Share tokens);
   ActivationSet norm_rows(int thread, const Norm &norm) { return norm_rows(thread, norm, {0, input.num_tokens}); }
   // As norm_rows, with row(t) in place of row t of x.
@@ -147,12 +147,19 @@ class PassContext {
 
   // Rounds a row of `size` numbers to 8 bits: x becomes round(x s) / s, with s = 127 / max(|x|), at least 1e-5.
   static void round_row(float *x, int size);
+  // The gates of `norm`, before the sigmoid, of these rows of x. Ends with a barrier.
+  void make_gates(int thread, const Norm &norm, Share tokens);
   // Adds `bias` to this thread's rows.
   void add_bias(int thread, Vector bias, FloatRows &rows) const;
 
   LoraStep lora_;
   KindSet kinds_{};  // the kinds of `normed`
   bool has_branch_ = false, has_aside_ = false;
+  KindSet gate_kinds_{};  // the kinds of `low_input_`
+  int most_low_ = 0, most_rank_ = 0;  // floats of a row of `low_`, and inputs of a product of `low_input_`
+  Buffer<float> low_;                 // [T, rank of a norm's gate]
+  ProductInput low_input_;            // the rows of `low_` after the activation
+  FloatRows gates_;                   // [T, hidden_size], of a norm
   KindSet wide_kinds_{};  // the kinds of `wide_`
   ProductInput wide_;     // rows of x and of `first_input` after a norm
   std::vector<Buffer<float>> norm_out_, inner_out_, wide_out_;  // [num_threads]

@@ -20,6 +20,10 @@ class LatentStage {
   void key(const Layer &layer, const float *qkv, RotaryRow rotary, float *out) const;
   // The outputs of attention [T, heads, head_dim] times Wv_b: rows [T, heads, value_dim]. Ends with a barrier.
   const FloatRows &expand(int thread, const Layer &layer, const FloatRows &out);
+  // The gates of a token; only with joins_latents.
+  const float *gates(const Layer &layer, int token) const {
+    return queries_.data() + int64_t(token) * layer.latent->q_b.stride + layer.latent->q_b.parts[1].offset;
+  }
 
  private:
   // Parts of rows, [T, heads, …]: from `offset` of a head on.
@@ -38,10 +42,11 @@ class LatentStage {
   const EmbeddingStage &embedding_;
   const LatentConfig &config_;
   const int heads_;
-  KindSet q_kinds_{};
-  ProductInput q_input_;
-  FloatRows q_normed_;           // [threads, q_rank]
-  FloatRows queries_;            // [T, heads, query_dim], of the second product of q
+  KindSet q_kinds_{}, index_kinds_{};
+  ProductInput q_input_, index_input_;  // the latter where an indexer has an input of its own
+  FloatRows q_normed_;           // [threads, q_rank], with joins_latents also the row before its norm
+  int query_stride_ = 0;
+  Buffer<float> queries_;        // [T, heads, query_dim], and gates: of the second product of q
   HeadProducts nope_, latents_;  // with Wk_b and Wv_b
   FloatRows values_;             // [T, heads, value_dim]
 };

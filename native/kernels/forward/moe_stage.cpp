@@ -28,8 +28,8 @@ void find_best(const float *scores, int count, int k, int *found, float *best) {
   }
 }
 
-// Makes the scores of the experts outside the groups_per_token best groups the least. The first of equal groups is
-// better.
+// Makes the scores of the experts outside the groups_per_token best groups the least, or 0. The first of equal groups
+// is better.
 void keep_best_groups(const Moe &moe, float *scores, int num_experts) {
   const int size = num_experts / moe.num_groups;
   constexpr float kLeast = -std::numeric_limits<float>::infinity();
@@ -46,7 +46,7 @@ void keep_best_groups(const Moe &moe, float *scores, int num_experts) {
     *std::max_element(of_group.begin(), of_group.begin() + moe.num_groups) = kLeast;
   }
   for (int g = 0; g < moe.num_groups; ++g) {
-    if (of_group[size_t(g)] > kLeast) std::fill_n(scores + g * size, size, kLeast);
+    if (of_group[size_t(g)] > kLeast) std::fill_n(scores + g * size, size, moe.zeroes_groups ? 0.f : kLeast);
   }
 }
 
@@ -186,10 +186,9 @@ void MoeStage::sum(int thread, const Layer &layer, const Moe &moe, const FloatRo
       return normed_.row(t);
     });
   };
-  const bool is_read_again = moe.has_own_inputs() || moe.scales_inputs || moe.identities > 0;
-  ActivationSet in = layer.parallel_mlp ? ctx_.normed_rows(thread)
-                     : is_read_again    ? normed_with(layer.mlp_norm)
-                                        : ctx_.norm_rows(thread, layer.mlp_norm),
+  ActivationSet in = layer.parallel_mlp  ? ctx_.normed_rows(thread)
+                     : moe.reads_again() ? normed_with(layer.mlp_norm)
+                                         : ctx_.norm_rows(thread, layer.mlp_norm),
                 shared{};
   if (!moe.experts_norm) start(thread, moe, in);
   if (!moe.experts_norm && moe.shared && ctx_.has_loras()) ctx_.pool.barrier();  // these products are done

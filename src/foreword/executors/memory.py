@@ -35,8 +35,9 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     and values before and after rotation, outputs of attention and their copy for the next product; of each expert of
     the token, or of the one MLP, two vectors of its intermediate_size; of a recurrent layer, four of its channels, of
     mamba1 and rg_lru six.
-    With latent attention (`MlaSpec`) each head has its query, the latent query, which its output replaces, and two of
-    its values. An indexer has its queries before and after rotation, and the positions that it chooses.
+    With latent attention (`MlaSpec`) each head has its query, the latent query, which its output replaces, two of its
+    values, and their gates. An indexer has its queries before and after rotation, and the positions that it chooses.
+    Norms with gates have these, and their products of low rank before and after the activation.
     A layer aside (`AsideSpec`) has a wide input, that of the first layer and an output, and both parts of its gate.
     Inputs that layers have of their own are there for all layers at once. Streams are vectors of hidden_size, and so
     are their first products; those of layers that run several times are two vectors more.
@@ -47,7 +48,9 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     )
     if (mla := spec.mla) is not None:
         of_head = mla.nope_dim + mla.rope_dim + spec.head_dim + 2 * mla.value_dim
-        attention = spec.num_heads * of_head + 2 * (mla.q_rank + spec.head_dim)
+        attention = spec.num_heads * of_head + 2 * (mla.query_inputs + spec.head_dim)
+        if spec.attn_gate and not spec.head_gates:
+            attention += spec.num_heads * mla.value_dim
     if (indexer := spec.indexer) is not None:
         attention += 2 * indexer.num_heads * indexer.head_dim + min(indexer.topk, spec.max_model_len)
     widest = attention + 2 * spec.intermediate_size
@@ -59,6 +62,8 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
             of_expert = 2 * (moe.intermediate_size + spec.hidden_size)
             mlp = moe.experts_per_token * of_expert + 2 * moe.shared_intermediate_size + (mlp if layer.late_moe else 0)
         widest = max(widest, attention + channels + mlp)
+    if rank := max(max(layer.attn_norm_rank, layer.mlp_norm_rank) for layer in spec.layers):
+        widest += spec.hidden_size + 2 * rank
     if spec.streams is not None:
         widest += 2 * (spec.streams.num_streams + 1) * spec.hidden_size
     widest += 2 * spec.hidden_size if spec.has_runs else 0

@@ -468,6 +468,7 @@ class _Packer:
             self.input_norm = self.input_norm if layer.beside else prefix + "attn_norm"
             names = self._norms({"attn_norm": norms.before_mixer, "post_attn_norm": norms.after_mixer})
             vectors += [name for name in names if not self._is_shared(layer, name)]
+            packed |= self._gate_of(prefix + "attn_norm", layer.attn_norm_rank)
             if layer.recurrent is not None:
                 packed["recurrent"] = self._recurrent(prefix + "state.", layer.recurrent)
             else:
@@ -478,6 +479,7 @@ class _Packer:
             names = self._norms({"mlp_norm": norms.before_mlp, "post_mlp_norm": norms.after_mlp})
             is_shared = self.spec.parallel_mlp and not self.spec.parallel_norm
             vectors += [name for name in names if not (is_shared and name.startswith("mlp_norm"))]
+            packed |= self._gate_of(prefix + "mlp_norm", layer.mlp_norm_rank)
             if layer.moe is None:
                 packed["mlp"] = self._mlp(prefix)
                 packed |= {} if layer.gate_cutoff is None else {"gate_cutoff": layer.gate_cutoff}
@@ -521,6 +523,11 @@ class _Packer:
         names = zip(("gate", "up", "down"), mlp, strict=True)
         matrices = [number if number < 0 else own(name) for name, number in names]
         return found | {"mlp": (*matrices, gate_bias, up_bias, down_bias)}
+
+    def _gate_of(self, norm: str, rank: int) -> dict[str, int]:
+        """Return the matrices of the gate of a norm, as precise as the output projection."""
+        names = [f"{norm}_{part}" for part in ("low", "high")] if rank else []
+        return {name.rpartition(".")[2]: self._matrix(name, keep_precise=True) for name in names}
 
     @staticmethod
     def _is_shared(layer: LayerSpec, norm: str) -> bool:
@@ -647,6 +654,7 @@ class _Packer:
             "groups_per_token": moe.groups_per_token,
             "scales_inputs": moe.scales_inputs,
             "ranks_outputs": moe.ranks_outputs,
+            "zeroes_groups": moe.zeroes_groups,
             "identities": moe.identities,
         }
         if moe.latent_size:
@@ -768,8 +776,8 @@ def _matrix_of(of_heads: Callable[[], F32], head: int) -> F32:
 
 def _latent_sizes(spec: DecoderSpec) -> dict[str, int]:
     """Return the sizes of latent attention; none without it."""
-    names = ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")
-    return {} if spec.mla is None else {name: getattr(spec.mla, name) for name in names}
+    names = ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim", "joins_latents")
+    return {} if spec.mla is None else {name: int(getattr(spec.mla, name)) for name in names}
 
 
 def _index_sizes(spec: DecoderSpec) -> dict[str, int]:

@@ -260,6 +260,7 @@ class NumpyExecutor(TransferPagedExecutor):
                 if not layer.beside:
                     x_mixer = x if aside is None else x + aside
                     h, aside = self.input(x_mixer, p + "attn_norm", has_norm=norms.before_mixer), None
+                    h = self.gated_norm(h, p + "attn_norm", step.loras) if layer.attn_norm_rank else h
                 if layer.recurrent is None and spec.mla is not None:
                     a = self.latent_attention(h, p, layer, spec.mla, *self.places[i], step)
                 elif layer.recurrent is None:
@@ -275,6 +276,7 @@ class NumpyExecutor(TransferPagedExecutor):
                 if spec.parallel_norm or not spec.parallel_mlp:
                     x_mlp = before if spec.parallel_norm else x
                     h = self.input(x_mlp, p + "mlp_norm", has_norm=norms.before_mlp)
+                    h = self.gated_norm(h, p + "mlp_norm", step.loras) if layer.mlp_norm_rank else h
                 if layer.moe is None:
                     m = self.mlp(h, p, step.loras, layer.gate_cutoff)
                 else:
@@ -410,11 +412,12 @@ class NumpyExecutor(TransferPagedExecutor):
     ) -> F32:
         """Run the latent attention block of the layer on its normed input h. Return [T, hidden]."""
         loras, heads, r, has_bias = step.loras, self.spec.num_heads, mla.rope_dim, self.spec.qkv_bias
-        u = h
+        u = of_queries = h
         if mla.q_rank:
-            u = self.biased(h, p + "q_a", loras, has_bias=has_bias)
-            u = rms_norm(u, mla.norm_eps) * self.weight(p + "q_a_norm")
-        q = self.linear(u, p + "q", loras).reshape(len(h), heads, -1)
+            y = self.biased(h, p + "q_a", loras, has_bias=has_bias)
+            u = of_queries = rms_norm(y, mla.norm_eps) * self.weight(p + "q_a_norm")
+            of_queries = np.concatenate([u, y], axis=-1) if mla.joins_latents else u
+        q = self.linear(of_queries, p + "q", loras).reshape(len(h), heads, -1)
         k = self.biased(h, p + "kv_a", loras, has_bias=has_bias)
         normed = np.float32(mla.kv_scale) * rms_norm(k[:, r:], mla.norm_eps) * self.weight(p + "kv_a_norm")
         c = np.concatenate([k[:, :r], normed], axis=-1)[:, None]
@@ -432,13 +435,14 @@ class NumpyExecutor(TransferPagedExecutor):
         if (indexer := self.spec.indexer_of(layer)) is not None:
             self._chosen = self.choose(h, u, p, layer, indexer, group, slot, step)
         a = self.attend(query, layer, group, slot, step, None)
-        if self.spec.attn_gate:
-            a = a * sigmoid(self.linear(h, p + "attn_gate", loras))[..., None]
         out = np.einsum("thc,hvc->thv", a[..., r:], v_b)
         for pairs, tokens in loras:
             if (name := p + "v_b") in pairs:
                 down, up = pairs[name]
                 out[tokens] += np.einsum("thr,hvr->thv", a[tokens, :, r:] @ down.T, up.reshape(heads, -1, len(down)))
+        if self.spec.attn_gate:
+            gates = sigmoid(self.linear(of_queries if mla.joins_latents else h, p + "attn_gate", loras))
+            out = out * gates.reshape(len(h), heads, -1)
         return self.biased(out.reshape(len(h), -1), p + "o", loras, has_bias=self.spec.o_bias)
 
     def choose(
@@ -489,6 +493,11 @@ class NumpyExecutor(TransferPagedExecutor):
         """
         h = self.norm(x, norm) if has_norm else x
         return rounded(h) if self.spec.rounds_inputs else h
+
+    def gated_norm(self, h: F32, norm: str, loras: LoraTokens) -> F32:
+        """Return the output of a norm times its gate."""
+        low = ACTIVATIONS["silu"](self.linear(h, norm + "_low", loras))
+        return h * sigmoid(self.linear(low, norm + "_high", loras))
 
     def last_input(self, x: F32, norm: str) -> F32:
         """Return the input of the last product of attention or an MLP: as `input`, with an inner norm."""
@@ -612,7 +621,7 @@ class NumpyExecutor(TransferPagedExecutor):
             ranked = scores if moe.ranks_outputs else probs
             order = ranked + self.weight(prefix + "router_bias") if moe.router_bias else ranked
             if moe.num_groups > 1:
-                order = np.where(chosen_groups(order, moe), order, -np.inf)
+                order = np.where(chosen_groups(order, moe), order, 0 if moe.zeroes_groups else -np.inf)
             chosen = np.argsort(-order, axis=-1, kind="stable")[:, : moe.experts_per_token]
             weights = np.take_along_axis(probs, chosen, -1)
         if moe.norm_topk:

@@ -7,6 +7,7 @@ are the factors that multiply (Gemma's ``1 + w`` is already added), fused projec
 One decoder layer, with ``x`` the residual stream [T, hidden]:
 
     h = norm(x, attn_norm);  q, k, v = h Wq + bq, h Wk + bk, h Wv + bv       h = x unless pre_norms; biases if qkv_bias
+    h *= sigmoid(silu(h Wattn_norm_low) Wattn_norm_high) before the products                   if attn_norm_rank
     u = norm(x, mlp_norm)                                                    if parallel_norm
     q, k = norm(q, q_norm), norm(k, k_norm)                                   if qk_norm, per head or all: joint_qk_norm
                                                                               LayerNorm if qk_layer_norm
@@ -24,6 +25,7 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     a = unit(a) inner_attn_norm                                               if inner_norms; over all heads
     a = a Wo + bo;   a = norm(a, post_attn_norm) if post_norms;   x += residual_scale mixer_scale a    bo if o_bias
     h = norm(x, mlp_norm), or if parallel_mlp the h of attention, or its u
+    h *= sigmoid(silu(h Wmlp_norm_low) Wmlp_norm_high)                        if mlp_norm_rank
                             n = act(gate_scale h Wgate) * (h Wup);  m = n Wdown    or the mixture of experts
                             n = act(h Wup + bup);  m = n Wdown + bdown        unless gated_mlp
                             n = unit(n) inner_mlp_norm                        if inner_norms
@@ -118,6 +120,7 @@ class MoeSpec:
     num_groups: adjacent experts form this many groups of equal size; a token takes experts of its ``groups_per_token``
     best groups only. The score of a group is its largest p, or if ``router_bias`` the sum of its two largest of p +
     bias.
+    zeroes_groups: in the choice, p + bias of the experts of other groups is 0, and one with this may be taken.
     """
 
     num_experts: int
@@ -140,6 +143,7 @@ class MoeSpec:
     sparse_mix: float | None = None
     ranks_outputs: bool = False
     identities: int = 0
+    zeroes_groups: bool = False
 
     @property
     def num_choices(self) -> int:
@@ -152,12 +156,14 @@ class MlaSpec:
     """Multi-head latent attention: keys and values of all heads are products of one vector c per token, which is cached
     once in their place. With r = rope_dim:
 
-        u = norm(h Wq_a + bq_a, q_a_norm) if q_rank else h;   q = u Wq   per head [r + nope_dim]
+        y = h Wq_a + bq_a;   u = norm(y, q_a_norm) if q_rank else h;   q = u Wq   per head [r + nope_dim]
         k = h Wkv_a + bkv_a;   c = [rope(k[:r]), kv_scale norm(k[r:], kv_a_norm)]   [r + kv_rank]: the spec's head_dim
         a = softmax([rope(q[:r]), q[r:] Wk_b] · c * query_scale + mask) c
+        a = a[r:] Wv_bᵀ                                                  per head
         a = a sigmoid(h Wattn_gate)                                      if attn_gate; one number per head: head_gates
-        a = a[r:] Wv_bᵀ                                                  per head; then a Wo + bo
+        output: a Wo + bo
 
+    joins_latents: q = [u, y] Wq, and gates are sigmoid([u, y] Wattn_gate); q_rank is not 0.
     Each head has its own Wk_b [nope_dim, kv_rank] and Wv_b [value_dim, kv_rank]. norm_eps: the eps of both norms.
     bq_a, bkv_a: if qkv_bias; bo: if o_bias. rope leaves its argument as it is in layers without one.
     """
@@ -169,6 +175,12 @@ class MlaSpec:
     value_dim: int
     norm_eps: float = 1e-6
     kv_scale: float = 1.0
+    joins_latents: bool = False
+
+    @property
+    def query_inputs(self) -> int:
+        """The number of inputs of Wq; 0: those of the layer."""
+        return 2 * self.q_rank if self.joins_latents else self.q_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +333,8 @@ class LayerSpec:
     kept: x = f h before each sum, with the h of the mixer and of the MLP and these factors f of both. Such a layer has
     norms before both and none after them; without one before the mixer, f is 1 there.
     aside: the layer has the lines of `AsideSpec` in place of others. A layer with a mixer follows.
+    attn_norm_rank, mlp_norm_rank: the ranks of gates of both norms; 0: these have none. Such layers have these norms,
+    and a model with one residual stream; those with attn_norm_rank follow no layer aside, and are none.
     takes_chosen: in a model with an indexer, the layer has none, and its queries see the keys at the positions that
     were chosen for the last layer before it with one.
     weights_of: the layer is this earlier one, run again, with keys and values of its own. A change of the earlier one
@@ -355,6 +369,8 @@ class LayerSpec:
     takes_chosen: bool = False
     weights_of: int | None = None
     stream: int | None = None
+    attn_norm_rank: int = 0
+    mlp_norm_rank: int = 0
 
     @property
     def experts(self) -> MoeSpec | None:
@@ -631,7 +647,7 @@ def weight_names(spec: DecoderSpec, *, by_layer: bool = False) -> Iterator[tuple
             continue
         if layer.has_mixer:
             if norms.before_mixer and not layer.beside:
-                yield from _norm(spec, p + "attn_norm")
+                yield from _norm(spec, p + "attn_norm", layer.attn_norm_rank)
             if layer.recurrent is not None:
                 yield from ((f"{p}state.{name}", shape) for name, shape in layer.recurrent.weight_names(d))
             else:
@@ -642,7 +658,7 @@ def weight_names(spec: DecoderSpec, *, by_layer: bool = False) -> Iterator[tuple
                 yield from _norm(spec, p + "post_attn_norm")
         if layer.has_mlp:
             if norms.before_mlp and (spec.parallel_norm or not spec.parallel_mlp):
-                yield from _norm(spec, p + "mlp_norm")
+                yield from _norm(spec, p + "mlp_norm", layer.mlp_norm_rank)
             inner = layer.intermediate_size or spec.intermediate_size
             yield from _mlp(spec, p, inner) if layer.moe is None else _experts(spec, p, layer.moe)
             if layer.late_moe is not None:
@@ -668,10 +684,13 @@ def weight_names(spec: DecoderSpec, *, by_layer: bool = False) -> Iterator[tuple
         yield "logits_bias", (spec.vocab_size,)
 
 
-def _norm(spec: DecoderSpec, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _norm(spec: DecoderSpec, name: str, gate_rank: int = 0) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield name, (spec.hidden_size,)
     if spec.layer_norm:
         yield name + "_bias", (spec.hidden_size,)
+    if gate_rank:
+        yield name + "_low", (gate_rank, spec.hidden_size)
+        yield name + "_high", (spec.hidden_size, gate_rank)
 
 
 def _streams(d: int, of: StreamsSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -772,7 +791,7 @@ def _latent_attention(spec: DecoderSpec, p: str, mla: MlaSpec) -> Iterator[tuple
         if spec.qkv_bias:
             yield p + "q_a_bias", (mla.q_rank,)
         yield p + "q_a_norm", (mla.q_rank,)
-    yield p + "q", (heads * (mla.rope_dim + mla.nope_dim), mla.q_rank or d)
+    yield p + "q", (heads * (mla.rope_dim + mla.nope_dim), mla.query_inputs or d)
     yield p + "kv_a", (mla.rope_dim + mla.kv_rank, d)
     if spec.qkv_bias:
         yield p + "kv_a_bias", (mla.rope_dim + mla.kv_rank,)
@@ -780,7 +799,8 @@ def _latent_attention(spec: DecoderSpec, p: str, mla: MlaSpec) -> Iterator[tuple
     yield p + "k_b", (heads * mla.nope_dim, mla.kv_rank)
     yield p + "v_b", (heads * mla.value_dim, mla.kv_rank)
     if spec.attn_gate:
-        yield p + "attn_gate", (heads, d)
+        gates = heads if spec.head_gates else heads * mla.value_dim
+        yield p + "attn_gate", (gates, mla.query_inputs if mla.joins_latents else d)
     yield p + "o", (d, heads * mla.value_dim)
     if spec.o_bias:
         yield p + "o_bias", (d,)

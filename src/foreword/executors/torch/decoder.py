@@ -156,10 +156,11 @@ class Layer(Generic[StepType]):
                 *(spec, prefix + "attn_norm", prefix + "post_attn_norm", load),
                 has_before=norms.before_mixer and not layer.beside,
                 has_after=norms.after_mixer,
+                gate_rank=layer.attn_norm_rank,
             )
             self.attn_norm = None if layer.beside else before
             self.mixer = mixer(spec, index, load)
-            self.products += self.mixer.products
+            self.products += [*before.products, *self.mixer.products]
         self.mlp: Mlp | Experts | None = None
         if layer.has_mlp:
             has_norm = spec.parallel_norm or not spec.parallel_mlp
@@ -167,6 +168,7 @@ class Layer(Generic[StepType]):
                 *(spec, prefix + "mlp_norm", prefix + "post_mlp_norm", load),
                 has_before=norms.before_mlp and has_norm,
                 has_after=norms.after_mlp,
+                gate_rank=layer.mlp_norm_rank,
             )
             self.mlp_norm = before if has_norm else None
             self.is_parallel = spec.parallel_norm
@@ -174,7 +176,7 @@ class Layer(Generic[StepType]):
                 self.mlp = Mlp(prefix, spec, load, layer.gate_cutoff)
             else:
                 self.mlp = Experts(prefix, spec, layer.moe, load)
-            self.products += self.mlp.products
+            self.products += [*before.products, *self.mlp.products]
         self.per_layer: tuple[Linear, Linear, Norm] | None = None
         if spec.per_layer is not None:
             gate, out = (load.plain(f"{prefix}per_layer_{name}") for name in ("gate", "out"))
@@ -196,7 +198,7 @@ class Layer(Generic[StepType]):
         before. aside: see `AsideSpec`.
         """
         if self.attn_norm is not None:
-            h = self._input(self.attn_norm(x if aside is None else x + aside))
+            h = self._input(self.attn_norm(x if aside is None else x + aside, step.loras))
         a = None if self.mixer is None else self.mixer(h, step)
         x, late = self._rest(self, x, h, a, step.loras)
         return x, h, late
@@ -212,7 +214,7 @@ class Layer(Generic[StepType]):
             x = x if self.kept is None else _scaled(h, self.kept[0])
             x = x + _scaled(self.post_attn_norm(a), self.mixer_scale)
         if self.mlp is not None:
-            h = h if self.mlp_norm is None else self._input(self.mlp_norm(before if self.is_parallel else x))
+            h = h if self.mlp_norm is None else self._input(self.mlp_norm(before if self.is_parallel else x, loras))
             m = self.mlp(h, loras) if isinstance(self.mlp, Mlp) else self.mlp(x, h, loras)
             late = None if self.late is None else self.late(x, h, loras)
             x = x if self.kept is None else _scaled(h, self.kept[1])
@@ -494,21 +496,24 @@ class LatentWeights:
         biases = (*(["q_a"] if mla.q_rank else []), "kv_a") if spec.qkv_bias else ()
         own = spec.indexer_of(spec.layers[index])
         self.indexer = None if own is None else Indexer(own, prefix, load)
-        gate = ["attn_gate"] if spec.attn_gate else []
-        self.inputs = load.linear(prefix, ["q_a" if mla.q_rank else "q", "kv_a", *gate], biases=biases)
-        self.q = load.linear(prefix, ["q", *([] if own is None else ["index_q"])]) if mla.q_rank else None
+        gate, index_q = ["attn_gate"] if spec.attn_gate else [], [] if own is None else ["index_q"]
+        beside_keys, beside_queries = ([], gate) if mla.joins_latents else (gate, index_q)
+        self.inputs = load.linear(prefix, ["q_a" if mla.q_rank else "q", "kv_a", *beside_keys], biases=biases)
+        self.q = load.linear(prefix, ["q", *beside_queries]) if mla.q_rank else None
+        self.index_q = load.linear(prefix, index_q) if mla.joins_latents and index_q else None
         self.q_norm = load(prefix + "q_a_norm") if mla.q_rank else None
         self.kv_norm = load(prefix + "kv_a_norm") * mla.kv_scale
         self.k_b, self.v_b = (ByHead(prefix + name, spec.num_heads, load) for name in ("k_b", "v_b"))
         self._output = load.linear(prefix, ["o"], biases=["o"] if spec.o_bias else ())
-        queries = [] if self.q is None else [self.q]
+        queries = [product for product in (self.q, self.index_q) if product is not None]
         indexers = [] if self.indexer is None else [self.indexer.inputs]
         self.products: list[Changeable] = [self.inputs, *queries, *indexers, self.k_b, self.v_b, self._output]
 
     def heads(self, h: Tensor, loras: ProductChanges | None) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Return the queries and, behind them, the key, which is the value too, [T, heads + 1, head_dim], unrotated;
-        the gates before the sigmoid, [T, heads], or without columns if there are none; and those of the indexer, if
-        there is one: its queries and key as the former, and the weights of its queries' heads [T, heads].
+        the gates before the sigmoid, [T, heads] or [T, heads · value_dim], or without columns if there are none; and
+        those of the indexer, if there is one: its queries and key as the former, and the weights of its queries' heads
+        [T, heads].
         """
         mla, index = self.mla, None
         num_queries = len(self.inputs.outputs[0])
@@ -516,9 +521,13 @@ class LatentWeights:
         q, k, gates = self.inputs(h, loras).tensor_split(ends, dim=1)
         if self.q is not None:
             assert self.q_norm is not None
-            q = self.q(rms_norm(q, self.q_norm.shape, self.q_norm, mla.norm_eps), loras)
-            q, index_q = q.tensor_split([len(self.q.outputs[0])], dim=1)
-            index = None if self.indexer is None else self.indexer.heads(index_q, h, loras)
+            u = rms_norm(q, self.q_norm.shape, self.q_norm, mla.norm_eps)
+            q = self.q(torch.cat([u, q], dim=1) if mla.joins_latents else u, loras)
+            q, beside = q.tensor_split([len(self.q.outputs[0])], dim=1)
+            gates = beside if mla.joins_latents else gates
+            if self.indexer is not None:
+                index_q = beside if self.index_q is None else self.index_q(u, loras)
+                index = self.indexer.heads(index_q, h, loras)
         q = q.unflatten(1, (self._heads, -1))
         c = torch.cat(
             [k[:, : mla.rope_dim], rms_norm(k[:, mla.rope_dim :], self.kv_norm.shape, self.kv_norm, mla.norm_eps)], 1
@@ -536,7 +545,7 @@ class LatentWeights:
         if loras is not None:
             out = loras.apply_by_head(out, latents, *self.v_b.parts, is_turned=False)
         if gates.shape[1]:
-            out = out * gates.sigmoid()[..., None]
+            out = out * gates.sigmoid().reshape(len(out), self._heads, -1)
         return self._output(out.flatten(1), loras)
 
 
@@ -643,7 +652,8 @@ class Experts:
             ranked = scores if self.moe.ranks_outputs else probs
             order = ranked if self.router_bias is None else ranked + self.router_bias
             if self.moe.num_groups > 1:
-                order = order.masked_fill(~self._chosen_groups(order), float("-inf"))
+                least = 0.0 if self.moe.zeroes_groups else float("-inf")
+                order = order.masked_fill(~self._chosen_groups(order), least)
             chosen = order.sort(dim=-1, descending=True, stable=True).indices[:, :count]
             weights = probs.gather(1, chosen)
         if self.moe.norm_topk:
