@@ -53,6 +53,7 @@ CHOICES: Mapping[str, Sequence[object]] = {
     "swiglu_alpha": (1.0, 1.702),
     "moe_norm_min": (1e-12, 0.3),
     "index_topk": (2, 5, 9),
+    "gated_norm_rank": (1, 6, 40),
     "index_n_heads": (1, 4, 12),
     "index_head_dim": (14, 20),
     "zero_expert_num": (1, 3),

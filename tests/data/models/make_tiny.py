@@ -616,6 +616,16 @@ MODELS = {
         q_lora_rank=20, n_shared_experts=2, routed_scaling_factor=1.5,
         mlp_layer_types=["dense", "sparse", "dense", "sparse"], rope_parameters=YARN,
     ),
+    "axk2": transformers.AXK2Config(
+        **{**SIZES, **MLA}, **{key: GROUPS[key] for key in ("n_routed_experts", "num_experts_per_tok",
+        "moe_intermediate_size")}, **INDEXER, q_lora_rank=20, gated_norm_rank=6, rope_parameters=ROPE,
+    ),
+    "axk2-groups": transformers.AXK2Config(
+        **{**SIZES, **MLA}, **{key: value for key, value in GROUPS.items() if key != "first_k_dense_replace"},
+        **INDEXER, q_lora_rank=12, gated_norm_rank=3, n_shared_experts=2, routed_scaling_factor=1.5,
+        mlp_layer_types=["dense", "sparse", "dense", "sparse"],
+        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    ),
     "kimi-linear": transformers.KimiLinearConfig(
         **{**SIZES, **MLA}, **KIMI, layer_types=["linear_attention", "full_attention"] * 2, rms_norm_eps=0.01
     ),
@@ -665,8 +675,8 @@ BIASES = {
     "granite-hybrid": ("mamba_proj_bias",), "hy-v3": ("attention_bias", "mlp_bias"),
     "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",), "olmo-hybrid": ("attention_bias",),
     "mamba2": ("use_bias",), "mamba": ("use_bias",), "falcon-mamba": ("use_bias",), "jamba": ("mamba_proj_bias",),
-    "laguna": ("attention_bias",), "axk1": ("attention_bias",), "kimi-linear": ("attention_bias",),
-    "recurrent-gemma": ("attention_bias",),
+    "laguna": ("attention_bias",), "axk1": ("attention_bias",), "axk2": ("attention_bias",),
+    "kimi-linear": ("attention_bias",), "recurrent-gemma": ("attention_bias",),
 }  # fmt: skip
 """The biases of further models, which are otherwise those of these names."""
 

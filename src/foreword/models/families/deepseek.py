@@ -1,4 +1,6 @@
-"""DeepSeek V2 and V3, GLM 4.7 Flash and MiniCPM3: latent attention, with or without experts in groups."""
+"""DeepSeek V2 to V3.2, GLM 4.7 Flash and 5, A.X K1 and K2, MiniCPM3: latent attention, with or without experts in
+groups.
+"""
 
 from __future__ import annotations
 
@@ -48,23 +50,45 @@ def glm4_moe_lite(config: Config) -> DecoderSpec:
 
 def deepseek_v32(config: Config) -> DecoderSpec:
     """Return a spec like V3's with an indexer in each layer."""
-    return _with_indexers(config, "deepseek_v32")
+    return _with_indexers(config, "deepseek_v32", _sparse_after_dense(config))
 
 
 def glm_moe_dsa(config: Config) -> DecoderSpec:
     """Return a spec like DeepSeek V3.2's, of which some layers take what an earlier one chose."""
-    spec, takes = _with_indexers(config, "glm_moe_dsa"), _takes_chosen(config)
+    spec, takes = _with_indexers(config, "glm_moe_dsa", _sparse_after_dense(config)), _takes_chosen(config)
     layers = (replace(layer, takes_chosen=is_so) for layer, is_so in zip(spec.layers, takes, strict=True))
     return replace(spec, layers=tuple(layers))
 
 
-def _with_indexers(config: Config, architecture: str) -> DecoderSpec:
-    """Return a spec like V3's with an indexer in each layer."""
+def axk2(config: Config) -> DecoderSpec:
+    """Return a spec like DeepSeek V3.2's with gates of norms and of what attention gives. A config without groups of
+    experts has null for both of their numbers.
+    """
+    groups = {name: config.value(name) for name in ("n_group", "topk_group")}
+    if list(groups.values()).count(None) == 1:
+        given = " and ".join(f"{name} = {value!r:.80}" for name, value in groups.items())
+        raise config.error(f"{given}, of which one alone is null", USE_ITS_CONFIG)
+    spec, rank = _with_indexers(config, "axk2", _sparse_by_frequency(config)), config.size(_NORM_RANK, most=1 << 16)
+    assert spec.mla is not None
+    layers = (
+        replace(layer, attn_norm_rank=rank, mlp_norm_rank=rank, moe=replace(layer.moe, zeroes_groups=True))
+        if layer.moe
+        else replace(layer, attn_norm_rank=rank)
+        for layer in spec.layers
+    )
+    return replace(spec, layers=tuple(layers), attn_gate=True, mla=replace(spec.mla, joins_latents=True))
+
+
+def _sparse_after_dense(config: Config) -> list[bool]:
+    return sparse_flags(config, config.get("first_k_dense_replace", int))
+
+
+def _with_indexers(config: Config, architecture: str, sparse: Sequence[bool]) -> DecoderSpec:
+    """Return a spec like V3's with an indexer in each layer. sparse: which layers have experts."""
     kinds, indexed = config.sequence("layer_types"), ["indexed_attention"] * num_layers(config)
     if config.value("layer_types") is not None and kinds != indexed:
         raise config.error(f"layer_types {kinds!r:.80} is not {len(indexed)} of indexed_attention", USE_ITS_CONFIG)
-    dense = config.get("first_k_dense_replace", int)
-    spec = _deepseek(config, architecture, sparse_flags(config, dense), grouped=True)
+    spec = _deepseek(config, architecture, sparse, grouped=True)
     indexer = IndexerSpec(
         config.size(_INDEX_HEADS, most=1 << 9), config.size(_INDEX_DIM, most=1 << 12), config.size(_INDEX_TOPK)
     )
@@ -140,6 +164,15 @@ def _lettered(config: Config) -> list[str] | None:
 
 def axk1(config: Config) -> DecoderSpec:
     """Return a spec like V3's, in which the output of experts passes through a norm."""
+    spec = _deepseek(config, "axk1", _sparse_by_frequency(config), grouped=True)
+    norms = NormPlaces(True, False, True, True)
+    return replace(spec, layers=tuple(replace(layer, norms=norms if layer.moe else None) for layer in spec.layers))
+
+
+def _sparse_by_frequency(config: Config) -> list[bool]:
+    """Return whether each layer has experts: ``mlp_layer_types`` lists them, by default every ``moe_layer_freq``-th
+    but the first ``first_k_dense_replace``. Raise ModelError for a list that the config contradicts.
+    """
     freq, dense, count = config.size(_FREQUENCY), config.count("first_k_dense_replace"), num_layers(config)
     sparse = [i >= dense and i % freq == 0 for i in range(count)]
     if config.value("mlp_layer_types") is not None:
@@ -148,8 +181,7 @@ def axk1(config: Config) -> DecoderSpec:
             reason = f"first_k_dense_replace = {dense} and {_FREQUENCY} = {freq} say other layers than mlp_layer_types"
             raise config.error(reason, USE_ITS_CONFIG)
         sparse = listed
-    spec, norms = _deepseek(config, "axk1", sparse, grouped=True), NormPlaces(True, False, True, True)
-    return replace(spec, layers=tuple(replace(layer, norms=norms if layer.moe else None) for layer in spec.layers))
+    return sparse
 
 
 def layers_after_dense(config: Config, moe: MoeSpec | None) -> tuple[LayerSpec, ...]:
@@ -222,10 +254,10 @@ def latent_sizes(config: Config) -> MlaSpec:
             if (given := config.optional(key, int)) not in (None, wanted):
                 raise config.refused(key, given)
     q_rank = 0 if config.value("q_lora_rank") is None else config.size("q_lora_rank", most=1 << 16)
-    sizes = {"nope_dim": nope, "rope_dim": rope_dim, "value_dim": value}
-    if wrong := next((size for size in sizes.values() if size > 1 << 14), None):
+    if wrong := next((size for size in (nope, rope_dim, value) if size > 1 << 14), None):
         raise config.error(f"a head of {wrong} dimensions", USE_ITS_CONFIG)
-    return MlaSpec(q_rank, config.size("kv_lora_rank", most=1 << 16), **sizes)
+    kv_rank = config.size("kv_lora_rank", most=1 << 16)
+    return MlaSpec(q_rank, kv_rank, nope_dim=nope, rope_dim=rope_dim, value_dim=value)
 
 
 def latent_rope(config: Config, mla: MlaSpec) -> RopeSpec:
@@ -323,6 +355,17 @@ _INDEXER_IN_GGUF = {
     "index_k_norm_bias": "blk.{i}.indexer.k_norm.bias",
     "index_weights": "blk.{i}.indexer.proj.weight",
 }
+_ATTN_NORM, _MLP_NORM = _LAYER + "input_layernorm.", _LAYER + "post_attention_layernorm."
+_AXK2_NAMES = {
+    **INDEXED_NAMES,
+    "q_gate": _ATTN + "q_b_proj.weight",
+    "attn_norm": _ATTN_NORM + "norm.weight",
+    **{
+        f"{norm}_norm_{part}": f"{name}{own}.weight"
+        for norm, name in (("attn", _ATTN_NORM), ("mlp", _MLP_NORM))
+        for part, own in (("low", "W_down"), ("high", "W_up"))
+    },
+}
 _Q_B = {"q": _ATTN + "q_b_proj.weight"}
 _Q_B_IN_GGUF = {"q": "blk.{i}.attn_q_b.weight"}
 
@@ -335,6 +378,18 @@ def latent_rows(spec: DecoderSpec) -> dict[str, Any]:
     return {**rows, **(_Q_B if spec.mla.q_rank else {})}
 
 
+def _axk2_rows(spec: DecoderSpec) -> dict[str, Any]:
+    """Return the same of A.X K2, in which rows of q and of gates alternate head by head, too; and the names of the
+    norms before experts.
+    """
+    assert spec.mla is not None
+    size = spec.mla.nope_dim + spec.mla.rope_dim
+    period = size + spec.mla.value_dim
+    rows = {"q": Rows("q_gate", 0, size, period), "attn_gate": Rows("q_gate", size, period, period)}
+    norms = {f"layers.{i}.mlp_norm": _MLP_NORM + "norm.weight" for i, layer in enumerate(spec.layers) if layer.moe}
+    return {**latent_rows(spec), **rows, **norms}
+
+
 def fused_latent_in_gguf(spec: DecoderSpec) -> dict[str, Any]:
     assert spec.mla is not None
     return _Q_B_IN_GGUF if spec.mla.q_rank else {}
@@ -342,6 +397,7 @@ def fused_latent_in_gguf(spec: DecoderSpec) -> dict[str, Any]:
 
 GATING, _FREQUENCY = "*.expert_gating_func", "moe_layer_freq"
 INTERLEAVED = Key("rope_interleave", True, (True, False))
+_NORM_RANK = "gated_norm_rank"
 _INDEX_HEADS, _INDEX_DIM, _INDEX_TOPK = "index_n_heads", "index_head_dim", "index_topk"
 _INDEXER_TYPES, _INDEX_LETTERS = "indexer_types", "index_topk_pattern"
 _INDEX_FREQ, _INDEX_OFFSET = "index_topk_freq", "index_skip_topk_offset"
@@ -390,7 +446,8 @@ def routed_keys(names: Mapping[str, str], *without: str) -> tuple[Key, ...]:
 
 
 _DEEPSEEK = (*LATENT_KEYS, *ROUTED_EXPERTS)
-_ROUTING = (only(_FREQUENCY, 1), only("scoring_func", "sigmoid"), only("topk_method", "noaux_tc"))
+_SCORING = (only("scoring_func", "sigmoid"), only("topk_method", "noaux_tc"))
+_ROUTING = (only(_FREQUENCY, 1), *_SCORING)
 """Keys of the models' own configurations, which transformers does not read: it computes these values."""
 _V3 = {
     "first_k_dense_replace": 3,
@@ -403,14 +460,19 @@ _V3 = {
     "num_experts_per_tok": 8,
     "routed_scaling_factor": 2.5,
 }
-_V32 = (
-    *(*_DEEPSEEK, *NEXT_TOKEN_HEADS, Key("num_nextn_predict_layers", 1, kind=int)),
-    *(Key("mlp_layer_types"), Key("layer_types"), of_gguf(GATING, kind=int, gguf_default=2)),
-    *_ROUTING,
-    only("rope_interleave", True),
+_INDEXED = (
+    *(*_DEEPSEEK, Key("mlp_layer_types"), Key("layer_types"), only("rope_interleave", True)),
     Key(_INDEX_HEADS, 64, gguf="attention.indexer.head_count"),
     Key(_INDEX_DIM, 128, gguf="attention.indexer.key_length"),
     Key(_INDEX_TOPK, 2048, gguf="attention.indexer.top_k"),
+)
+_INDEXED_EVERYWHERE = (
+    *(only("indexer_rope_interleave", False), only_in_gguf("attention.indexer.types", None)),
+    *(only(_INDEX_FREQ, 1), *(only(name, None) for name in (_INDEXER_TYPES, _INDEX_LETTERS))),
+)
+_V32 = (
+    *(*_INDEXED, *_ROUTING, *NEXT_TOKEN_HEADS, Key("num_nextn_predict_layers", 1, kind=int)),
+    of_gguf(GATING, kind=int, gguf_default=2),
 )
 _V32_ALIASES = {**LOCAL_ROUTED, "num_experts": "n_routed_experts"}
 FAMILIES = {
@@ -448,11 +510,7 @@ FAMILIES = {
     "deepseek_v32": Family(
         "DeepSeek V3.2: latent attention to the keys that an indexer chooses",
         deepseek_v32,
-        table(
-            *(_V32, [only("indexer_rope_interleave", False), only_in_gguf("attention.indexer.types", None)]),
-            [only(_INDEX_FREQ, 1), *(only(name, None) for name in (_INDEXER_TYPES, _INDEX_LETTERS))],
-            **_V3,
-        ),
+        table(_V32, _INDEXED_EVERYWHERE, **_V3),
         aliases=_V32_ALIASES,
         names=INDEXED_NAMES,
         interleaved=True,
@@ -534,6 +592,31 @@ FAMILIES = {
         interleaved=True,
         interleaved_key=INTERLEAVED.name,
         fused=latent_rows,
+    ),
+    "axk2": Family(
+        "A.X K2: latent attention to the keys that an indexer chooses",
+        axk2,
+        table(
+            *(_INDEXED, _INDEXED_EVERYWHERE, _SCORING, [Key(_FREQUENCY, 1), Key(_NORM_RANK, 16)]),
+            first_k_dense_replace=1,
+            moe_intermediate_size=512,
+            n_routed_experts=128,
+            n_shared_experts=1,
+            norm_topk_prob=True,
+            num_experts_per_tok=8,
+            routed_scaling_factor=2.5,
+            q_lora_rank=384,
+            kv_lora_rank=128,
+            qk_nope_head_dim=64,
+            qk_rope_head_dim=32,
+            v_head_dim=64,
+            index_n_heads=16,
+        ),
+        aliases=LOCAL_ROUTED,
+        names=_AXK2_NAMES,
+        renamed={".mlp.fc1.": ".W_down.", ".mlp.fc2.": ".W_up.", ".self_attn.q_gate_proj.": ".self_attn.q_b_proj."},
+        interleaved=True,
+        fused=_axk2_rows,
     ),
     "youtu": Family(
         "Youtu-LLM: latent attention",
