@@ -143,7 +143,7 @@ def test_rotary_parameters_of_a_wrong_type_are_refused(kind):
     [
         ("qwen3_moe", {"mlp_only_layers": ["x"]}, "mlp_only_layers has 'x', not an integer from 0 to 3"),
         ("qwen3_moe", {"mlp_only_layers": [4]}, "mlp_only_layers has 4, not an integer from 0 to 3"),
-        ("qwen3_moe", {"num_experts": None, "num_local_experts": -1}, "num_local_experts = -1 is not from 1"),
+        ("qwen3_moe", {"num_experts": None, "num_local_experts": -1}, "num_local_experts = -1 is below 0"),
         ("jamba", {"attn_layer_offset": 3}, "attn_layer_offset = 3 of attn_layer_period = 3"),
         ("jamba", {"expert_layer_offset": 2}, "expert_layer_offset = 2 of expert_layer_period = 2"),
         ("jamba", {"num_experts_per_tok": 5}, "num_experts_per_tok = 5 of 4 experts"),

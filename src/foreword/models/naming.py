@@ -276,8 +276,8 @@ def _dense_names(pooling: PoolingSpec | None) -> dict[str, str]:
 
 def _unread(spec: DecoderSpec, names: Mapping[str, str | Rows], numbers: Sequence[int] | None = None) -> set[str]:
     """Return the tensors of keys and values that layers would have if they did not read those of others, those of
-    indexers that layers would have if they did not take what others choose, and those that experts would have whose
-    output is their input.
+    indexers that layers would have if they did not take what others choose, those that experts would have whose
+    output is their input, and the gate of a shared expert without a width.
     """
     found: list[str] = []
     for i, layer in enumerate(spec.layers):
@@ -288,6 +288,7 @@ def _unread(spec: DecoderSpec, names: Mapping[str, str | Rows], numbers: Sequenc
         if (moe := layer.experts) is not None:
             own = range(moe.num_experts, moe.num_choices)
             found += [f"layers.{i}.experts.{e}.{part}" for e in own for part in ("gate", "up", "down")]
+            found += [f"layers.{i}.shared_gate"] * (moe.shared_gate and not moe.shared_intermediate_size)
     return {source_of(name, names, numbers)[0] for name in found}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ _BYTES = {"I64": 8, "I32": 4, "U32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E8M0
 _BYTES |= {name: quant.block_bytes for name, quant in _FLOATS.items()}
 
 _NO_WEIGHTS = ("embeddings.position_ids", ".attn.bias", ".attn.causal_mask", ".attention.bias")
-"""Ends of the names of positions, 0, 1, 2, …, and of causal masks, which older files store."""
+"""Ends of the names of positions, 0, 1, 2, …, and of causal masks, which older files and their indexes have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,10 +46,12 @@ class Entry:
 
 
 def read_directory(folder: Path) -> dict[str, Entry]:
-    """Return all tensors of model.safetensors, or of the shards that model.safetensors.index.json names."""
+    """Return all tensors of model.safetensors, or of the shards that model.safetensors.index.json names, but for those
+    without elements, such as the matrices of no shared experts.
+    """
     index = folder / "model.safetensors.index.json"
     if not index.exists():
-        return read_entries(folder / "model.safetensors")
+        return _with_elements(read_entries(folder / "model.safetensors"))
     shards = read_object(index).get("weight_map")
     if not isinstance(shards, dict):
         raise ModelError(f"{index}: weight_map is not a JSON object. {FETCH_AGAIN}")
@@ -58,17 +61,22 @@ def read_directory(folder: Path) -> dict[str, Entry]:
                 f"{index}: tensor {name!r:.80} is in {shard!r:.80}, not in a file beside it. {FETCH_AGAIN}"
             )
     files = {shard: read_entries(folder / shard) for shard in sorted(set(shards.values()))}
-    for name, shard in shards.items():
+    named = {name: shard for name, shard in shards.items() if not name.endswith(_NO_WEIGHTS)}
+    for name, shard in named.items():
         if name not in files[shard]:
             raise ModelError(
                 f"{folder / shard}: lacks tensor {name!r:.80}, which {index.name} says it has. {FETCH_AGAIN}"
             )
-    return {name: files[shard][name] for name, shard in shards.items()}
+    return _with_elements({name: files[shard][name] for name, shard in named.items()})
+
+
+def _with_elements(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    return {name: entry for name, entry in entries.items() if math.prod(entry.shape)}
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of one file by name, all of floats. ModelError names the file, the tensor and the fault."""
-    return {name: entry.tensor() for name, entry in read_entries(path).items()}
+    return {name: entry.tensor() for name, entry in _with_elements(read_entries(path)).items()}
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
@@ -94,7 +102,7 @@ def _entry(file: ModelFile, start: int, name: str, entry: object) -> tuple[Entry
     """Return the tensor of an entry, and the first and last offset of its bytes."""
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(first), int(last)]} if all(
-            type(n) is int and n > 0 for n in shape
+            type(n) is int and n >= 0 for n in shape
         ):
             pass
         case _:
@@ -106,7 +114,8 @@ def _entry(file: ModelFile, start: int, name: str, entry: object) -> tuple[Entry
         where = f"bytes {first!r:.40} to {last!r:.40} of {file.size - start}"
         raise _error(file, name, f"shape {shape!r:.80} of {dtype} does not fit {where}")
     rows = math.prod(shape[:-1])
-    return Entry(name, dtype, tuple(shape) or (1,), FileRows(file, start + first, rows, wanted // rows)), first, last
+    row_bytes = math.prod(shape[-1:]) * _BYTES[dtype]
+    return Entry(name, dtype, tuple(shape) or (1,), FileRows(file, start + first, rows, row_bytes)), first, last
 
 
 def _unsupported(file: ModelFile, name: str, dtype: str) -> ModelError:

@@ -570,20 +570,25 @@ def same_window(config: Config, *, slides: bool = True) -> int | None:
 
 def experts(config: Config, *, shared: bool = False) -> MoeSpec:
     """Return the experts of all layers. shared: with one that every token uses."""
-    is_local = config.value("num_experts") is None and config.value("num_local_experts") is not None
     moe = MoeSpec(
-        num_experts=config.size("num_local_experts" if is_local else "num_experts"),
+        num_experts=config.size(_number_of_experts(config)),
         experts_per_token=config.size("num_experts_per_tok"),
         intermediate_size=config.size(
             "intermediate_size" if config.value("moe_intermediate_size") is None else "moe_intermediate_size"
         ),
         norm_topk=config.get("norm_topk_prob", bool),
-        shared_intermediate_size=config.size("shared_expert_intermediate_size") if shared else 0,
+        shared_intermediate_size=config.count("shared_expert_intermediate_size") if shared else 0,
     )
     if moe.experts_per_token > moe.num_experts:
         reason = f"{config.label('num_experts_per_tok')} = {moe.experts_per_token} of {moe.num_experts} experts"
         raise config.error(reason, USE_ITS_CONFIG)
     return moe
+
+
+def _number_of_experts(config: Config) -> str:
+    """Return the key that has it."""
+    is_local = config.value("num_experts") is None and config.value("num_local_experts") is not None
+    return "num_local_experts" if is_local else "num_experts"
 
 
 def check_groups(config: Config, moe: MoeSpec) -> None:
@@ -595,8 +600,11 @@ def check_groups(config: Config, moe: MoeSpec) -> None:
         raise config.error(reason, USE_ITS_CONFIG)
 
 
-def sparse_layers(config: Config, moe: MoeSpec) -> list[MoeSpec | None]:
-    """Return the experts of each layer: every ``decoder_sparse_step``-th has them, but for ``mlp_only_layers``."""
+def sparse_layers(config: Config, *, shared: bool = False) -> list[MoeSpec | None]:
+    """Return the experts of each layer: every ``decoder_sparse_step``-th has them, but for ``mlp_only_layers``, and
+    none has where their number is 0. shared: see `experts`.
+    """
+    moe = experts(config, shared=shared) if config.count(_number_of_experts(config)) else None
     count = num_layers(config)
     step, dense = config.size("decoder_sparse_step"), config.indices("mlp_only_layers", count)
     return [moe if i not in dense and (i + 1) % step == 0 else None for i in range(count)]

@@ -37,7 +37,7 @@ def qwen3_next(config: Config) -> DecoderSpec:
     delta-nets. The experts are those of Qwen2-MoE.
     """
     layers = _layers(config, _delta_net(config))
-    sparse = sparse_layers(config, experts(config, shared=True))
+    sparse = sparse_layers(config, shared=True)
     layers = tuple(replace(layer, moe=moe) for layer, moe in zip(layers, sparse, strict=True))
     return decoder(config, "qwen3_next", layers, qk_norm=True, attn_gate=True)
 

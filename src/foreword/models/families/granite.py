@@ -80,7 +80,9 @@ def granite_hybrid(config: Config) -> DecoderSpec:
 
     Attention rotates if ``position_embedding_type`` says so, and in a GGUF file if the scaling is "finetuned".
     """
-    count, inner = num_layers(config), config.size(_SHARED, config.size("intermediate_size"))
+    count, inner = num_layers(config), config.size("intermediate_size")
+    has_shared = not config.value("num_local_experts") or config.value(_SHARED) != 0
+    inner = config.size(_SHARED, inner) if has_shared else inner
     heads, types = config.value("num_key_value_heads"), config.sequence("layer_types")
     if isinstance(heads, list):  # a number for each layer of a GGUF file
         attends = [one != 0 for one in heads]
@@ -95,7 +97,7 @@ def granite_hybrid(config: Config) -> DecoderSpec:
     rotary = rope(config) if rotates else None
     layers = mixed_layers(config, attends, mamba2(config) if not all(attends) else None, rotary)
     if config.value("num_local_experts"):
-        moe = replace(experts(config), shared_intermediate_size=inner, shared_gate=False)
+        moe = replace(experts(config), shared_intermediate_size=has_shared * inner, shared_gate=False)
         layers = tuple(replace(layer, moe=moe) for layer in layers)
     return decoder(config, "granitehybrid", layers, intermediate_size=inner, **_multipliers(config))
 

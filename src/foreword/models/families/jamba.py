@@ -41,15 +41,15 @@ def _every(config: Config, part: str, count: int) -> list[bool]:
 
 
 def _experts(config: Config) -> MoeSpec | None:
-    """Return the experts, whose probabilities keep their sum. With one expert layers have an MLP."""
+    """Return the experts, whose probabilities keep their sum. With one expert, or none, layers have an MLP."""
+    if config.count("num_experts") < 2:
+        return None
     moe = MoeSpec(
         num_experts=config.size("num_experts", most=1 << 16),
         experts_per_token=config.size("num_experts_per_tok"),
         intermediate_size=config.size("intermediate_size"),
         norm_topk=False,
     )
-    if moe.num_experts == 1:
-        return None
     if moe.experts_per_token > moe.num_experts:
         label = config.label("num_experts_per_tok")
         reason = f"{label} = {moe.experts_per_token} of {moe.num_experts} experts"

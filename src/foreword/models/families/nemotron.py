@@ -79,12 +79,14 @@ def nemotron_h(config: Config) -> DecoderSpec:
 
 
 def _experts(config: Config) -> MoeSpec:
+    """Return the experts. In a config.json a shared expert without a width has that of an MLP."""
+    shared = config.count("moe_shared_expert_intermediate_size")
     moe = MoeSpec(
         num_experts=config.size("n_routed_experts", most=1 << 16),
         experts_per_token=config.size("num_experts_per_tok"),
         intermediate_size=config.size("moe_intermediate_size"),
         norm_topk=config.get("norm_topk_prob", bool),
-        shared_intermediate_size=config.size("moe_shared_expert_intermediate_size"),
+        shared_intermediate_size=shared or (0 if config.prefix else _width(config)),
         shared_gate=False,
         scoring="sigmoid",
         router_bias=True,

@@ -19,7 +19,6 @@ from foreword.models.families.base import (
     WINDOWS,
     Family,
     decoder,
-    experts,
     rope,
     same_window,
     sparse_layers,
@@ -63,7 +62,7 @@ def qwen2_moe(config: Config) -> DecoderSpec:
     rotary, end = rope(config), config.get("max_window_layers", int)
     slides = config.get("use_sliding_window", bool)
     spans = windows(config, lambda i: slides and i % 2 == 0 and i < end)
-    sparse = sparse_layers(config, experts(config, shared=True))
+    sparse = sparse_layers(config, shared=True)
     layers = tuple(LayerSpec(rotary, window, moe) for window, moe in zip(spans, sparse, strict=True))
     return decoder(config, "qwen2_moe", layers, qkv_bias=config.get("qkv_bias", bool))
 
@@ -76,7 +75,7 @@ def qwen3_moe(config: Config) -> DecoderSpec:
     """Return a spec in which all layers have a window, or none."""
     rotary = rope(with_sections(config, interleaved=True))
     window = same_window(config, slides=config.get("use_sliding_window", bool))
-    layers = tuple(LayerSpec(rotary, window, moe) for moe in sparse_layers(config, experts(config)))
+    layers = tuple(LayerSpec(rotary, window, moe) for moe in sparse_layers(config))
     return decoder(config, "qwen3_moe", layers, qk_norm=True)
 
 

@@ -80,8 +80,9 @@ def exaone_moe(config: Config) -> DecoderSpec:
 
 
 def hy_v3(config: Config) -> DecoderSpec:
-    moe = routed_experts(config, _HUNYUAN, is_sigmoid=True, grouped=False)
-    rotary = rope(config)
+    """Return the spec of Hunyuan 3. A shared expert without a width has that of the MLP."""
+    moe, rotary = routed_experts(config, _HUNYUAN, is_sigmoid=True, grouped=False), rope(config)
+    moe = replace(moe, shared_intermediate_size=moe.shared_intermediate_size or config.size("intermediate_size"))
     layers = tuple(LayerSpec(rotary, moe=moe if has else None) for has in sparse_flags(config, 1))
     return decoder(config, "hy_v3", layers, qk_norm=True)
 
@@ -92,10 +93,9 @@ def flint(config: Config) -> DecoderSpec:
         config = config.with_values({"mlp_only_layers": [0, 1]})
     rotary, last = rope(config), num_layers(config) - 1
     spans = windows(config, lambda i: i >= 2 and i % 4 != 1 and i != last, is_optional=False)
-    moe = replace(experts(config, shared=True), scoring="sigmoid", shared_gate=False)
+    sparse = (moe and replace(moe, scoring="sigmoid", shared_gate=False) for moe in sparse_layers(config, shared=True))
     layers = (
-        LayerSpec(rotary if span else None, span, of, has_sinks=True)
-        for span, of in zip(spans, sparse_layers(config, moe), strict=True)
+        LayerSpec(rotary if span else None, span, moe, has_sinks=True) for span, moe in zip(spans, sparse, strict=True)
     )
     return decoder(config, "flint", tuple(layers), qk_norm=True)
 
