@@ -120,7 +120,7 @@ ROTARY: Sequence[Config] = (
 )  # fmt: skip
 _OF_ZAMBA = ("head_dim", "attention_hidden_size", "hybrid_layer_ids", "kv_channels", "num_query_groups")
 LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "activation_sparsity_pattern",
-         "layer_rope_theta")  # fmt: skip
+         "layer_rope_theta", "indexer_types")  # fmt: skip
 """Keys with a value per layer."""
 
 
@@ -233,6 +233,8 @@ def _layers(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
         found[key] = [pick(kinds) for _ in range(count)]
         if "full_attention" in kinds:
             found[key][pick(range(count))] = "full_attention"
+        if key == "indexer_types":
+            found[key][0] = "full"
     if found.get("attention_types"):
         kinds = [pick(("global", "local")) for _ in range(pick((1, count)))]
         found["attention_types"] = [[kinds, times := pick((1, 2))]]
