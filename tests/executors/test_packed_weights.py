@@ -35,8 +35,10 @@ from models.tiny import random_tensors, write_model
 pytestmark = pytest.mark.skipif(not available(), reason="the native module is not built")
 
 NAME = "qwen2"
-FAMILIES = ("qwen2", "gemma3", "phi3", "starcoder2", "granite-moe-shared", "bamba", "qwen3_5-moe", "lfm2")
-"""Tied and separate heads, fused and single matrices, biases, experts, recurrent layers of each kind."""
+FAMILIES = ("qwen2", "gemma3", "phi3", "starcoder2", "granite-moe-shared", "bamba", "qwen3_5-moe", "lfm2", "hrm-text")
+"""Tied and separate heads, fused and single matrices, biases, experts, recurrent layers of each kind, layers that run
+again.
+"""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
 RECIPE = {"files": ["a"]}
 PARTS = {"a": Part("x", np.arange(5000, dtype=np.uint8)), "b": Part("y", np.ones((3, 7), np.float32))}
