@@ -168,14 +168,17 @@ def models(names: Iterable[str], seeds: Iterable[int]) -> Iterator[tuple[str, Ti
 
 
 def shapes_of(config: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the shapes of the tensors that transformers saves, but for those that follow from the configuration."""
+    """Return the shapes of the tensors that transformers saves, but for those that follow from the configuration or
+    have no elements.
+    """
     with tempfile.TemporaryDirectory() as place:
         folder = write_model(Path(place) / "empty", config, {})
         made = transformers.AutoConfig.from_pretrained(folder)
         transformers.AutoModelForCausalLM.from_config(made).save_pretrained(folder)
         with safe_open(folder / "model.safetensors", "np") as file:
             names = (name for name in sorted(file.keys()) if not name.endswith(make_tiny.BUFFERS))
-            return {name: list(file.get_slice(name).get_shape()) for name in names}
+            shapes = {name: list(file.get_slice(name).get_shape()) for name in names}
+            return {name: shape for name, shape in shapes.items() if 0 not in shape}
 
 
 def cells(name: str, tiny: Tiny, columns: Iterable[str]) -> Iterator[tuple[str, str]]:

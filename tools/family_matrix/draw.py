@@ -15,7 +15,7 @@ CHOICES: Mapping[str, Sequence[object]] = {
     "vocab_size": (48, 97, 199),
     **dict.fromkeys(("intermediate_size", "intermediate_size_mlp"), (24, 40, 52, 61, 88)),
     **dict.fromkeys(("moe_intermediate_size", "moe_shared_expert_intermediate_size"), (8, 12, 20, 34)),
-    **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), (12, 20, 36)),
+    **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), (0, 12, 20, 36)),
     **dict.fromkeys(("sliding_window", "window_size"), (1, 2, 3, 7, 100)),
     "mamba_inner": (24, 52, 88),
     "mamba_dt_rank": (1, 3, 8),
@@ -26,11 +26,11 @@ CHOICES: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), (6, 10, 16)),
     "qk_rope_head_dim": (4, 8, 12),
     **dict.fromkeys(
-        ("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel", "conv1d_width"), (2, 3, 4)
+        ("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel", "conv1d_width"), (1, 2, 3, 4)
     ),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), (6, 8, 12)),
     **dict.fromkeys(("mamba_d_state", "ssm_state_size"), (4, 8, 18)),
-    **dict.fromkeys(("moe_num_shared_experts", "n_shared_experts", "num_shared_experts"), (1, 2, 3)),
+    **dict.fromkeys(("moe_num_shared_experts", "n_shared_experts", "num_shared_experts"), (0, 1, 2, 3)),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"), (1, 2, 3)),
     **dict.fromkeys(("num_experts", "num_local_experts", "moe_num_experts"), (3, 4, 5, 8)),
     **dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), (0, 1, 2)),
@@ -254,6 +254,8 @@ def _rotary(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
     if not old or old.get("rope_type") == "longrope" or found["model_type"] in ("phimoe", "recurrent_gemma"):
         return
     if "full_attention" in old:
+        if old["full_attention"] is None:  # such layers do not rotate
+            return
         own = old["full_attention"] | pick(({"rope_theta": rule["rope_theta"]}, rule))
         # In other families, the types but this one rotate whole heads.
         if own.get("rope_type") != "proportional" and found["model_type"] != "laguna":
