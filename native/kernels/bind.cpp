@@ -105,7 +105,7 @@ void bind_model(nb::module_ &m) {
       .def("add_layer", &CpuModel::add_layer, "layer"_a)
       .def("finish", &CpuModel::finish, "final_norm"_a, "final_norm_bias"_a, "lm_head"_a, "screen"_a = nb::none(),
            "logits_bias"_a = -1, "embed_norm"_a = -1, "embed_norm_bias"_a = -1, "head"_a = -1,
-           "head_norm"_a = -1, "head_norm_bias"_a = -1)
+           "head_norm"_a = -1, "head_norm_bias"_a = -1, "embed_scale"_a = -1, "embed_offset"_a = -1)
       .def("step", &CpuModel::step, "inputs"_a, "num_tokens"_a, "num_reqs"_a, "num_logits"_a,
            "logits_indices"_a.noconvert().none() = nb::none(), "embed_rows"_a.noconvert().none() = nb::none(),
            "embeds"_a.noconvert().none() = nb::none(), "features"_a.noconvert().none() = nb::none(),

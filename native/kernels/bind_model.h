@@ -176,6 +176,8 @@ class CpuModel {
     keep_input(d, "kept_by_mlp", layer.mlp_norm, layer.post_mlp_norm);
     layer.attn_norm_gate = norm_gate(d, "attn_norm", layer.attn_norm);
     layer.mlp_norm_gate = norm_gate(d, "mlp_norm", layer.mlp_norm);
+    scale_sum(d, "attn", layer.post_attn_norm);
+    scale_sum(d, "mlp", layer.post_mlp_norm);
     per_layer(d, layer);
     if (model_.streams.num_streams > 1) streams(d, layer);
     if (d.contains("stream")) begin_run(d, layer);
@@ -259,7 +261,8 @@ class CpuModel {
   // lm_head: −1 for a model without logits. Other vectors: −1 for none. screen: (matrix, errors, most), of a model with
   // the same weights; errors stay where they are.
   void finish(int final_norm, int final_norm_bias, int lm_head, const std::optional<KnownScreen> &screen,
-              int logits_bias, int embed_norm, int embed_norm_bias, int head, int head_norm, int head_norm_bias) {
+              int logits_bias, int embed_norm, int embed_norm_bias, int head, int head_norm, int head_norm_bias,
+              int embed_scale, int embed_offset) {
     check_unfinished();
     const ModelConfig &c = model_.config;
     if (!model_.embedding.data || model_.layers.empty() || model_.layers.back().is_aside()) {
@@ -274,6 +277,11 @@ class CpuModel {
                          optional(final_norm_bias, "final_norm_bias", c.hidden_size)};
     model_.embed_norm = {optional(embed_norm, "embed_norm", c.hidden_size),
                          optional(embed_norm_bias, "embed_norm_bias", c.hidden_size)};
+    model_.embed_scale = optional(embed_scale, "embed_scale", c.hidden_size);
+    model_.embed_offset = optional(embed_offset, "embed_offset", c.hidden_size);
+    if (bool(model_.embed_scale) != bool(model_.embed_offset)) {
+      throw std::invalid_argument("embed_scale and embed_offset are given together");
+    }
     model_.logits_bias = optional(logits_bias, "logits_bias", c.vocab_size);
     const Norm own_norm{optional(head_norm, "head_norm", c.hidden_size),
                         optional(head_norm_bias, "head_norm_bias", c.hidden_size)};
@@ -606,6 +614,18 @@ class CpuModel {
     after.keep = number(d, name);
   }
 
+  // A sum of the stream and an output with scales: PART_scales, PART_offsets and PART_kept_scales.
+  void scale_sum(const nb::dict &d, const std::string &part, Norm &after) {
+    const int hidden = model_.config.hidden_size;
+    after.scales = optional_vector(d, (part + "_scales").c_str(), hidden);
+    if (!after.scales) return;
+    after.offsets = vector(d, (part + "_offsets").c_str(), hidden);
+    after.kept_scales = vector(d, (part + "_kept_scales").c_str(), hidden);
+    if (after || after.kept || after.scale != 1.f || d.contains("aside") || model_.streams.num_streams > 1) {
+      throw std::invalid_argument(part + "_scales: such an output has no norm and no other factor");
+    }
+  }
+
   void per_layer(const nb::dict &d, Layer &layer) {
     layer.scale = number(d, "layer_scale", 1.);
     const int size = model_.per_layer.size, hidden = model_.config.hidden_size;
@@ -740,6 +760,9 @@ class CpuModel {
                             integer(d, "growth_offset", 0, INT32_MAX)};
     }
     const int inputs = layer.is_aside() ? 2 * hidden : hidden;
+    layer.o = linear(d, "o", hidden, outputs);
+    layer.takes_qkv = flag(d, "takes_qkv");
+    if (layer.takes_qkv) return take_qkv(d, layer);
     std::vector<const PackedMatrix *> parts{matrix(d, "q", heads, inputs)};
     if (layer.writes) parts.push_back(matrix(d, "k", kv_heads, inputs));
     if (layer.writes && layer.v_part == 2) parts.push_back(matrix(d, "v", values, inputs));
@@ -755,7 +778,21 @@ class CpuModel {
     std::vector<std::string> last(parts.size());
     last.back() = "attn_gate";
     layer.input_bias = biases(d, layer.qkv, last);
-    layer.o = linear(d, "o", hidden, outputs);
+  }
+
+  // Queries, keys and values are those that the layer before makes.
+  void take_qkv(const nb::dict &d, Layer &layer) {
+    const RecurrentConfig &c = model_.recurrent;
+    const HeadShape &shape = model_.heads_of(layer);
+    const bool has_them = !model_.layers.empty() && model_.layers.back().recurrent && c.mixed_qkv() &&
+                          c.num_heads == shape.num_heads && c.num_key_heads == shape.num_kv_heads &&
+                          c.value_dim == shape.head_dim && c.value_dim == shape.value_dim;
+    if (!has_them || !flag(d, "beside") || model_.config.joint_qk_norm || model_.config.clip_qkv > 0.f ||
+        d.contains("q") || d.contains("attn_gate")) {
+      throw std::invalid_argument("takes_qkv: the layer before makes them of the same heads, and is beside");
+    }
+    layer.writes = true;
+    layer.qkv = model_.layers.back().qkv;
   }
 
   // k_b and v_b: lists of matrices, one of each head.
@@ -834,6 +871,11 @@ class CpuModel {
     if (c.short_conv()) {
       layer.qkv = model_.make_linear({matrix(d, "v", values, hidden), matrix(d, "beta", values, hidden),
                                       matrix(d, "z", values, hidden)});
+    } else if (c.mixed_qkv()) {
+      const int late = c.num_late(), of_keys = c.num_key_heads * c.value_dim;
+      layer.qkv = model_.make_linear({matrix(d, "q", values, hidden), matrix(d, "k", of_keys, hidden),
+                                      matrix(d, "late_v", late, hidden), matrix(d, "v", late, hidden)});
+      in_range(of_keys % 2, 0, 0, "the values of mixed_qkv that are no half");
     } else if (!c.has_keys()) {
       layer.qkv = model_.make_linear({matrix(d, "v", values, hidden), matrix(d, "z", values, hidden)});
     } else {
@@ -850,10 +892,11 @@ class CpuModel {
     if (layer.qkv.stride % 1024 == 0) layer.qkv.stride += kRowPadding;
     layer.input_bias = c.short_conv()    ? biases(d, layer.qkv, {"v_in", "beta_in", "z_in"})
                        : !c.has_keys()   ? biases(d, layer.qkv, {"v_in", "z_in"})
+                       : c.mixed_qkv()   ? biases(d, layer.qkv, {"q_in", "k_in", "", "v_in"})
                        : c.gated_delta() ? nullptr
                                          : biases(d, layer.qkv, {"v_in", "k_in", "q_in", "z_in", "dt_in"});
     layer.o_bias = optional_vector(d, "o_bias", hidden);
-    layer.o = linear(d, "o", hidden, values);
+    if (!c.mixed_qkv()) layer.o = linear(d, "o", hidden, values);
     layer.recurrent = std::make_unique<Recurrent>();
     Recurrent &r = *layer.recurrent;
     r.conv = vector(d, "conv", c.conv_kernel * c.channel_stride());
@@ -861,6 +904,15 @@ class CpuModel {
     if (c.short_conv()) return;
     if (c.mamba1()) return selective(d, r);
     if (c.rg_lru()) return gated_linear(d, r);
+    if (c.mixed_qkv()) {
+      r.gates = of_heads(d, "gates", c.num_heads + c.num_key_heads, c.value_dim, c.heads_kernel * c.value_dim);
+      r.gates_bias = vector(d, "gates_bias", c.channel_stride());
+      r.late_bias = optional_vector(d, "late_bias", c.num_late());
+      if (!r.conv_bias || layer_ids.contains("mlp") || layer_ids.contains("moe")) {
+        throw std::invalid_argument("conv_bias: such a layer has it, and no MLP");
+      }
+      return;
+    }
     if (c.has_lows()) {
       r.gate = linear(d, "z", values, c.rank);
       r.step = linear(d, "dt", c.num_decays(), c.rank);
@@ -949,6 +1001,22 @@ class CpuModel {
     return float(value);
   }
 
+  std::unique_ptr<RouterMlp> router_mlp(const nb::dict &d, int size) {
+    auto mlp = std::make_unique<RouterMlp>();
+    mlp->in = linear(d, "router_in", size, model_.config.hidden_size);
+    mlp->first = linear(d, "router_first", size, size);
+    mlp->second = linear(d, "router_second", size, size);
+    mlp->in_bias = vector(d, "router_in_bias", size);
+    mlp->first_bias = vector(d, "router_first_bias", size);
+    mlp->second_bias = vector(d, "router_second_bias", size);
+    mlp->norm = vector(d, "router_norm", size);
+    mlp->carry = optional_vector(d, "router_carry", size);
+    bool is_carried = !mlp->carry;  // by one before it
+    model_.for_each_moe([&](const Moe &moe) { is_carried |= moe.router_mlp && moe.router.cols == size; });
+    if (!is_carried) throw std::invalid_argument("router_carry: no router of this size is before it");
+    return mlp;
+  }
+
   std::unique_ptr<Moe> moe(const nb::dict &d) {
     const int hidden = model_.config.hidden_size;
     auto moe = std::make_unique<Moe>();
@@ -973,8 +1041,12 @@ class CpuModel {
     if (moe->identities && (outer != hidden || d.contains("shared"))) {
       throw std::invalid_argument("identities: such experts read the hidden numbers, and have no shared expert");
     }
+    moe->empties = d.contains("empties") ? integer(d, "empties", 0, kMostExperts - num_experts - moe->identities) : 0;
     const int num_choices = moe->num_choices();
-    moe->router = linear(d, "router", num_choices, hidden);
+    const bool has_mlp = d.contains("router_in");
+    const int size = has_mlp ? matrix(integer(d, "router_in", 0, INT32_MAX), "router_in")->rows : hidden;
+    if (has_mlp) moe->router_mlp = router_mlp(d, size);
+    moe->router = linear(d, "router", num_choices, size);
     moe->experts_per_token = integer(d, "experts_per_token", 1, num_choices);
     moe->ranks_outputs = flag(d, "ranks_outputs");
     moe->norm_topk = integer(d, "norm_topk", 0, 1);
@@ -983,13 +1055,16 @@ class CpuModel {
     moe->sparse_mix = number(d, "sparse_mix", -1.);
     moe->scores_bias = optional_vector(d, "scores_bias", num_choices);
     moe->expert_scales = optional_vector(d, "expert_scales", num_choices);
-    moe->router_norm = norm(d, "router_norm");
+    if (!has_mlp) moe->router_norm = norm(d, "router_norm");
     moe->experts_norm = norm(d, "experts_norm");
     moe->post_experts_norm = norm(d, "post_experts_norm");
     moe->post_shared_norm = norm(d, "post_shared_norm");
     const bool has_norms = moe->router_norm && moe->post_experts_norm && moe->post_shared_norm;
     if (moe->experts_norm && (!has_norms || outer != hidden || !d.contains("shared"))) {
       throw std::invalid_argument("experts_norm: such experts have all norms, and a shared expert beside them");
+    }
+    if (has_mlp && (moe->experts_norm || d.contains("shared") || d.contains("latent_in"))) {
+      throw std::invalid_argument("router_in: experts with such a router read its inputs, without a shared one");
     }
     moe->router_bias = optional_vector(d, "router_bias", num_choices);
     moe->num_groups = integer(d, "num_groups", 1, num_choices);

@@ -161,21 +161,29 @@ inline IndexConfig index_config(const nb::dict &d, const LatentConfig &latent, d
 // The sizes of the recurrent layers of a model; an empty dict if it has none.
 inline RecurrentConfig recurrent_config(const nb::dict &d) {
   if (nb::len(d) == 0) return {};
-  const RecurrentKind kind{integer(d, "kind", 0, int(RecurrentKind::rg_lru))};
+  const RecurrentKind kind{integer(d, "kind", 0, int(RecurrentKind::mixed_qkv))};
+  const bool has_key_dim = kind != RecurrentKind::short_conv && kind != RecurrentKind::mixed_qkv;
+  const bool has_rank = kind == RecurrentKind::mamba1 || kind == RecurrentKind::rg_lru;
   const RecurrentConfig c{.kind = kind,
                           .num_heads = integer(d, "num_heads", 1, kMostHeads),
                           .num_key_heads = integer(d, "num_key_heads", 1, kMostHeads),
-                          .key_dim = integer(d, "key_dim", kind != RecurrentKind::short_conv, kMostSize / kMostHeads),
+                          .key_dim = integer(d, "key_dim", has_key_dim, kMostSize / kMostHeads),
                           .value_dim = integer(d, "value_dim", 1, kMostSize / kMostHeads),
                           .conv_kernel = integer(d, "conv_kernel", 1, kMostHeads),
-                          .rank = integer(d, "rank", kind >= RecurrentKind::mamba1, kMostSize / kMostHeads),
+                          .rank = integer(d, "rank", has_rank, kMostSize / kMostHeads),
                           .tiled = bool(integer(d, "tiled", 0, 1)),
-                          .channel_decays = bool(integer(d, "channel_decays", 0, 1))};
-  in_range(int64_t(c.conv_kernel) * c.channel_stride(), 1, kMostSize, "conv_kernel times the channels");
+                          .channel_decays = bool(integer(d, "channel_decays", 0, 1)),
+                          .heads_kernel = integer(d, "heads_kernel", 1, kMostHeads)};
+  in_range(int64_t(c.num_heads) * c.value_dim, 1, kMostSize, "num_heads times value_dim");
+  const int64_t kernels = c.conv_kernel + c.heads_kernel;
+  in_range(kernels * c.channel_stride(), 1, kMostSize, "conv_kernel times the channels");
   if (c.channel_decays && !c.gated_delta()) throw std::invalid_argument("channel_decays: those of gated_delta alone");
   if (!c.has_keys() && c.num_heads > 1) throw std::invalid_argument("num_heads of mamba1 and of rg_lru is not 1");
   if (c.rg_lru() && (c.key_dim != 1 || c.value_dim % c.rank)) {
     throw std::invalid_argument("rg_lru: key_dim is not 1, or value_dim no multiple of rank");
+  }
+  if (c.mixed_qkv() ? c.num_inputs() < 1 || c.key_dim : c.heads_kernel > 1) {
+    throw std::invalid_argument("heads_kernel: of mixed_qkv alone, whose convolutions read more than one token");
   }
   if (c.num_heads % c.num_key_heads) throw std::invalid_argument("num_heads is not a multiple of num_key_heads");
   return c;

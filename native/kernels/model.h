@@ -61,6 +61,8 @@ struct Norm {
   float keep = 1.f;
   bool is_aside = false;  // the product before it stays in PassContext::branch, and is not added to x
   const LowRank *gate = nullptr;
+  // If given, x becomes kept_scales x + scales branch + offsets.
+  Vector scales = nullptr, offsets = nullptr, kept_scales = nullptr;
 
   explicit operator bool() const { return weight != nullptr; }
 };
@@ -85,10 +87,17 @@ struct Mlp {
   const Linear &first() const { return gate.parts.empty() ? up : gate; }
 };
 
+// The MLP of a router: RouterSpec. carry: null if it carries nothing.
+struct RouterMlp {
+  Linear in, first, second;
+  Vector in_bias = nullptr, first_bias = nullptr, second_bias = nullptr, norm = nullptr, carry = nullptr;
+};
+
 constexpr int kMostExperts = 1 << 10;  // per layer
 
 struct Moe {
   Linear router, shared_gate;
+  std::unique_ptr<RouterMlp> router_mlp;  // before `router`
   std::vector<Mlp> experts;
   std::unique_ptr<Mlp> shared;
   int experts_per_token = 0;
@@ -98,6 +107,7 @@ struct Moe {
   int num_groups = 1, groups_per_token = 1;
   bool zeroes_groups = false;   // the experts of other groups are chosen by 0
   int identities = 0;           // experts behind the others whose output is their input
+  int empties = 0;              // experts behind those whose output is 0
   bool ranks_outputs = false;   // experts are chosen by the outputs of the router, not by probabilities
   float scale = 1.f, sum_eps = 0.f;  // sum_eps: added to the sum that norm_topk divides by
   Vector scores_bias = nullptr;  // added to the router's scores
@@ -111,7 +121,9 @@ struct Moe {
   Vector expert_scales = nullptr;
 
   const Mlp &expert() const { return experts[0]; }
-  int num_choices() const { return int(experts.size()) + identities; }
+  int num_choices() const { return int(experts.size()) + identities + empties; }
+  // The product of a router that reads the input of the layer.
+  const Linear &first_router() const { return router_mlp ? router_mlp->in : router; }
   // Returns whether the experts read other numbers than the router, so that their sum is not the output either.
   bool has_own_inputs() const { return experts_norm || !latent_in.parts.empty(); }
   // Returns whether the input of the router is read again after it was prepared for products.
@@ -126,7 +138,8 @@ struct Moe {
 // none. sigmoid_gate: sigmoid(z) in place of silu(z). joint_norm: the norm of mamba2 is over all heads. norm_eps: of
 // norm. inner: the products dt_low, k and q of mamba1, with norms of theirs or without. step, gate: the second products
 // of dt and of z, if they have two. gates: of each block of rg_lru, the products of write and, behind them, of forget;
-// rate is 8 softplus(a) there.
+// rate is 8 softplus(a) there; of each head of q and of k of mixed_qkv, the second convolution, [value_dim,
+// heads_kernel · value_dim], with gates_bias in the places of q and k. late_bias: of the values of the token before.
 struct Recurrent {
   Vector conv = nullptr, conv_bias = nullptr, dt_bias = nullptr, rate = nullptr, skip = nullptr, norm = nullptr;
   bool is_normed_first = false;
@@ -134,7 +147,7 @@ struct Recurrent {
   bool sigmoid_gate = false, joint_norm = false;
   Linear inner, step, gate;
   std::vector<Linear> gates;
-  Vector write_bias = nullptr, forget_bias = nullptr;
+  Vector write_bias = nullptr, forget_bias = nullptr, gates_bias = nullptr, late_bias = nullptr;
   Vector inner_norms[3] = {};
   float inner_eps = 0.f;
 };
@@ -207,6 +220,7 @@ struct Layer {
   int stream = -1, last_stream = -1;
   Vector stream_begin = nullptr;
   Vector input_bias = nullptr;  // added to a row of qkv, of all tokens at once
+  bool takes_qkv = false;  // qkv is that of the layer before, which makes queries, keys and values of it
   bool gated = false;  // qkv, or Latent::q_b, has one part more, the gates of the attention's output
   bool writes = true;  // qkv has keys; otherwise the layer reads those that another one wrote to its group and slot
   int v_part = 2;      // the part of qkv with values, or keys if these are the values too
@@ -387,6 +401,7 @@ class Model {
   SourceMatrix positions{};  // a row for each position; without data: none
   PerLayerConfig per_layer;
   StreamsConfig streams;
+  Vector embed_scale = nullptr, embed_offset = nullptr;  // the input of the first layer is embed_scale x + embed_offset
   Norm embed_norm, final_norm, logits_norm;  // the last one times logit_scale; it is that of `head`, if there is one
   Linear head;  // logits are of norm(act(norm(x) headᵀ)); without parts: of norm(x)
   Vector logits_bias = nullptr;  // models that have it have no screen

@@ -359,6 +359,8 @@ class CpuModel:
         head: int = -1,
         head_norm: int = -1,
         head_norm_bias: int = -1,
+        embed_scale: int = -1,
+        embed_offset: int = -1,
     ) -> None: ...
     def step(
         self,

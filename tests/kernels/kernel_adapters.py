@@ -13,6 +13,7 @@ LINEAR = (
     *("router", "shared_gate", "latent_in", "latent_out", "per_layer_in", "per_layer_gate", "per_layer_out"),
     *("index_q", "index_k", "index_weights", "head_dense", "aside", "mlp_low", "gate_high", "up_high"),
     *(f"{name}_{part}" for name in ("q", "k", "v", "attn_norm", "mlp_norm") for part in ("low", "high")),
+    *("late_v", "router_in", "router_first", "router_second"),
 )
 """The ends of the names of all linear layers that adapters change."""
 

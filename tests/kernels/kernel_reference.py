@@ -1,6 +1,7 @@
 """A decoder's forward pass as its spec defines it, in float64 with no cache, and small random models to run it on."""
 
 from dataclasses import dataclass, field, replace
+from math import erf
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from foreword.models.spec import (
     QKLayerNorm,
     QueryGrowth,
     RopeSpec,
+    RouterSpec,
     StreamsSpec,
     weight_names,
 )
@@ -57,16 +59,20 @@ def float_tensor(values: npt.NDArray[np.floating]) -> Tensor:
     return Tensor(rows.view(np.uint8), Quant.F32, values.shape)
 
 
+AROUND_ONE = ("sum_scale", "kept_scale", "embed_scale", "key_scale", "router_carry")
+"""The ends of the names of factors."""
+
+
 def random_weights(spec: DecoderSpec, seed: int = 0) -> dict[str, Tensor]:
     rng = np.random.default_rng(seed)
     weights = {}
     for name, shape in weight_names(spec):
-        if name.endswith("norm"):  # not a bias of one
+        if name.endswith(("norm", *AROUND_ONE)):  # not a bias of one
             values = rng.uniform(0.5, 1.5, shape)
         elif name.endswith("_bias"):
             values = rng.normal(0, 0.3, shape)
         else:
-            values = rng.normal(0, 1.3 / np.sqrt(shape[-1]), shape)
+            values = rng.normal(0, 1.3 / np.sqrt(np.prod(shape[1:] or shape)), shape)
         weights[name] = float_tensor(values)
     return weights
 
@@ -118,6 +124,7 @@ MAMBA1 = RecurrentSpec("mamba1", 1, 1, 10, 84, conv_kernel=4, conv_bias=True, ra
 NORMED_MAMBA1 = replace(MAMBA1, key_dim=18, value_dim=100, rank=20, inner_eps=1e-3, in_bias=True, o_bias=True)
 LRU = RecurrentSpec("rg_lru", 1, 1, 1, 84, conv_kernel=4, conv_bias=True, rank=28, in_bias=True, o_bias=True)
 WIDE_LRU = replace(LRU, value_dim=144, rank=48, conv_kernel=3)
+MIXED = RecurrentSpec("mixed_qkv", 6, 2, 0, 16, 3, conv_bias=True, in_bias=True, heads_kernel=2)
 TILED = RecurrentSpec("gated_delta", 6, 2, 10, 12, conv_kernel=2, tiled=True)
 DELTA = RecurrentSpec("gated_delta", 4, 2, 16, 32, conv_kernel=3)
 BY_CHANNEL = RecurrentSpec("gated_delta", 3, 3, 18, 20, conv_kernel=4, rank=20, channel_decays=True, sigmoid_gate=True)
@@ -143,6 +150,10 @@ def tiny_spec(**changes: object) -> DecoderSpec:
         query_scale=0.25,
     )
     return replace(spec, **changes)  # type: ignore[arg-type]
+
+
+def taking(*, unit_qk_eps: float | None = 1e-6, moe: MoeSpec | None = None) -> LayerSpec:
+    return LayerSpec(rope(8), moe=moe, beside=True, takes_qkv=True, unit_qk_eps=unit_qk_eps)
 
 
 SPECS: dict[str, DecoderSpec] = {
@@ -184,6 +195,33 @@ SPECS: dict[str, DecoderSpec] = {
     ),
     "rg_lru": tiny_spec(
         layers=(LayerSpec(None, recurrent=LRU), LayerSpec(rope(8)), LayerSpec(None, recurrent=LRU)), mlp_bias=True
+    ),
+    "mixed_qkv": tiny_spec(
+        qkv_bias=False,
+        o_bias=True,
+        key_scales=True,
+        scaled_sums=True,
+        layers=(
+            LayerSpec(None, recurrent=MIXED, has_mlp=False),
+            taking(moe=MoeSpec(5, 1, 64, norm_topk=False, router_bias=True, empties=2, router=RouterSpec(36, False))),
+            LayerSpec(None, recurrent=MIXED, has_mlp=False),
+            taking(moe=MoeSpec(4, 2, 64, router_bias=True, identities=1, empties=2, router=RouterSpec(36, True))),
+            LayerSpec(None, recurrent=MIXED, has_mlp=False),
+            taking(),
+        ),
+    ),
+    "mixed_heads": tiny_spec(
+        num_heads=3,
+        num_kv_heads=1,
+        head_dim=20,
+        layers=(
+            LayerSpec(
+                None,
+                recurrent=replace(MIXED, num_heads=3, num_key_heads=1, value_dim=20, heads_kernel=3),
+                has_mlp=False,
+            ),
+            taking(unit_qk_eps=None),
+        ),
     ),
     "lru_alone": tiny_spec(
         layers=(LayerSpec(None, recurrent=WIDE_LRU, has_mlp=False), LayerSpec(None, recurrent=WIDE_LRU))
@@ -614,6 +652,8 @@ class Reference:
     spec: DecoderSpec
     weights: dict[str, Tensor]
     merged: dict[str, Floats] = field(default_factory=dict)  # matrices of layers aside
+    qkv: tuple[Floats, ...] = ()  # heads that the next layer takes
+    routed: Floats | None = None  # what the last router carries
     chosen: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), np.bool_))  # by the last indexer
 
     def logits(self, tokens: list[int]) -> Floats:
@@ -621,6 +661,7 @@ class Reference:
         x = self._w("embed")[np.array(tokens)] * spec.embedding_scale
         x = x + self._w("positions")[: len(tokens)] if spec.num_positions else x
         x = self._residual_norm(x, "embed_norm") if spec.embed_norm else x
+        x = (x + self._w("embed_bias")) * self._w("embed_scale") if spec.scaled_sums else x
         first, aside, x0 = x, 0, x
         inputs = spec.per_layer and self._own_inputs(x, tokens, spec.per_layer)
         kept: Kept = {}
@@ -647,10 +688,13 @@ class Reference:
                 h = self._residual_norm(*(before if layer.beside else (own, p + "attn_norm"))) if norms[0] else own
                 h = self._gated(self._rounded(h), p + "attn_norm", layer.attn_norm_rank)
                 r = layer.recurrent
+                if r is not None and r.kind == "mixed_qkv":
+                    self.qkv = self._mixed(p + "state.", r, h)
+                    continue
                 a = self._recurrent(p + "state.", r, h) if r else self._attention(p, layer, h, kept, i)
                 a = self._residual_norm(a, p + "post_attn_norm") if norms[1] else a
                 x = x if layer.kept is None else layer.kept[0] * h
-                x = x + spec.residual_scale * layer.mixer_scale * a
+                x = self._scaled_sum(p + "attn_", x, a, spec.residual_scale * layer.mixer_scale)
                 if spec.streams:
                     low = h @ self._w(p + "laurel_left").T @ self._w(p + "laurel_right").T
                     x = (x + h + self._residual_norm(low, p + "laurel_norm")) / np.sqrt(2)
@@ -664,7 +708,7 @@ class Reference:
                 if layer.late_moe is not None:
                     late[i + 1] = self._moe(p, layer.late_moe, h, x)
                 x = x if layer.kept is None else layer.kept[1] * h
-                x = x + spec.residual_scale * layer.mlp_scale * m
+                x = self._scaled_sum(p + "mlp_", x, m, spec.residual_scale * layer.mlp_scale)
             x = x + late.get(i, 0)
             if spec.streams:
                 factors, change = 1 + self._routed(p, x) @ self._w(p + "streams_correct").T, x - streams[0]
@@ -686,6 +730,39 @@ class Reference:
             x = self._residual_norm(self._act(x @ self._w("head_dense").T), "head_norm")
         logits = x @ head.T * spec.logit_scale
         return _cap(logits + self._bias("logits_bias", spec.logits_bias), spec.final_softcap)
+
+    def _scaled_sum(self, p: str, x: Floats, own: Floats, factor: float) -> Floats:
+        if not self.spec.scaled_sums:
+            return x + factor * own
+        left, right = (
+            (v + self._w(p + n + "_bias")) * self._w(p + n + "_scale") for v, n in ((own, "sum"), (x, "kept"))
+        )
+        return left + right
+
+    def _mixed(self, p: str, r: RecurrentSpec, h: Floats) -> tuple[Floats, ...]:
+        """Compressed convolutional attention (arXiv 2510.04476), token by token: of queries, keys and values."""
+        n, dim, group = len(h), r.value_dim, r.num_heads // r.num_key_heads
+        q, k, v = (h @ self._w(p + s).T + self._bias(f"{p}{s}_in_bias", r.in_bias) for s in "qkv")
+        both, conv, of_heads = np.concatenate([q, k], 1), self._w(p + "conv"), self._w(p + "heads_conv")
+        out = np.zeros_like(both)
+
+        def by_channel(t: int) -> Floats:
+            inputs = [(both[t - back] if t >= back else 0 * both[0]) for back in range(r.conv_kernel)]
+            return sum((conv[:, -1 - back] * u for back, u in enumerate(inputs)), self._w(p + "conv_bias"))
+
+        for t in range(n):
+            for o in range(out.shape[1]):
+                own = slice(o // dim * dim, (o // dim + 1) * dim)
+                taps = range(r.heads_kernel)
+                out[t, o] = sum(of_heads[o, :, -1 - back] @ by_channel(t - back)[own] for back in taps)
+        out += self._w(p + "heads_conv_bias")
+        late = h @ self._w(p + "late_v").T
+        late = np.concatenate([0 * late[:1], late[:-1]]) + self._bias(p + "late_v_in_bias", r.in_bias)
+        q, k = q.reshape(n, -1, dim), k.reshape(n, -1, dim)
+        rest = (q + np.repeat(k, group, axis=1)) / 2
+        of_keys = np.stack([rest[:, j * group : (j + 1) * group].mean(1) for j in range(r.num_key_heads)], 1)
+        mixed = out.reshape(n, -1, dim) + np.concatenate([rest, of_keys], 1)
+        return mixed[:, : r.num_heads], mixed[:, r.num_heads :], np.concatenate([v, late], 1).reshape(n, -1, dim)
 
     def _aside(self, p: str, layer: LayerSpec, x: Floats, first: Floats, kept: Kept, index: int) -> Floats:
         """With the matrices that the products of low rank, those of the block and their changes by an adapter add up
@@ -750,11 +827,15 @@ class Reference:
             return self._latent_attention(p, layer, spec.mla, h)
         reads, tied = layer.reads_layer is not None, layer.values_are_keys
         q, k, v = (
-            (h @ self._w(p + s).T + (self._w(p + s + "_bias") if spec.qkv_bias else 0)).reshape(n, -1, size)
-            for s, size in (
-                ("q", head_dim),
-                ("q" if reads else "k", head_dim),
-                ("q" if reads else "k" if tied else "v", value_dim),
+            self.qkv
+            if layer.takes_qkv
+            else (
+                (h @ self._w(p + s).T + (self._w(p + s + "_bias") if spec.qkv_bias else 0)).reshape(n, -1, size)
+                for s, size in (
+                    ("q", head_dim),
+                    ("q" if reads else "k", head_dim),
+                    ("q" if reads else "k" if tied else "v", value_dim),
+                )
             )
         )
         if spec.joint_qk_norm:
@@ -772,7 +853,8 @@ class Reference:
             q, k, v = (np.clip(part, -spec.clip_qkv, spec.clip_qkv) for part in (q, k, v))
         q, k = _rotate(q, layer.rope), _rotate(k, layer.rope)
         if layer.unit_qk_eps is not None:  # as Llama 4 has it, after the rotation
-            q, k = (_norm(part, np.ones(spec.head_dim), layer.unit_qk_eps) for part in (q, k))
+            q, k = (_norm(part, np.ones(head_dim), layer.unit_qk_eps) for part in (q, k))
+        k = k * self._w(p + "key_scale")[:, None] if spec.key_scales else k
         if spec.qk_scales:
             q, k = q * self._w(p + "q_norm"), k * self._w(p + "k_norm")
         if (growth := layer.query_growth) is not None:
@@ -971,6 +1053,15 @@ class Reference:
         scales = [127 / max(np.abs(row).max(), 1e-5) for row in x]
         return np.array([np.round(row * scale) / scale for row, scale in zip(x, scales, strict=True)])
 
+    def _router_mlp(self, p: str, of: RouterSpec, h: Floats) -> Floats:
+        r = h @ self._w(p + "in").T + self._w(p + "in_bias")
+        r = r + self.routed * self._w(p + "carry") if of.carries and self.routed is not None else r
+        self.routed, u = r, _norm(r, self._w(p + "norm"), self.spec.norm_eps)
+        for name in ("first", "second"):
+            u = u @ self._w(p + name).T + self._w(f"{p}{name}_bias")
+            u = u * np.array([[(1 + erf(x / 2**0.5)) / 2 for x in row] for row in u])
+        return u
+
     def _xielu(self, p: str, x: Floats) -> Floats:
         """Return xIELU of arXiv 2411.13010, as transformers computes it."""
         alpha_p, alpha_n, beta, eps = (self._w(p + name)[0] for name in ("alpha_p", "alpha_n", "beta", "eps"))
@@ -989,6 +1080,8 @@ class Reference:
         if moe.own_norms:
             routed = _norm(x, self._w(p + "router_scale"), self.spec.norm_eps) / np.sqrt(x.shape[1])
             inputs = self._residual_norm(x, p + "experts_norm")
+        if moe.router is not None:
+            routed = self._router_mlp(p + "router_", moe.router, h)
         scores = routed @ self._w(p + "router").T + (self._w(p + "scores_bias") if moe.scores_bias else 0)
         e = np.exp(_cap(scores, moe.softcap))
         probabilities = e / (1 + e) if moe.scoring == "sigmoid" else e / e.sum(-1, keepdims=True)
@@ -1006,6 +1099,8 @@ class Reference:
             share = moe.scale * (row[chosen] / (row[chosen].sum() + moe.sum_eps) if moe.norm_topk else row[chosen])
             share = share * self._w(p + "expert_scales")[chosen] if moe.own_norms else share
             for weight, expert in zip(share, chosen, strict=True):
+                if expert >= moe.num_experts + moe.identities:
+                    continue
                 if expert >= moe.num_experts:
                     out[t] += weight * inputs[t]
                     continue

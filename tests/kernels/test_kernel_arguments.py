@@ -188,6 +188,7 @@ def test_sizes_of_models_and_pools():
         "rank": 0,
         "tiled": 0,
         "channel_decays": 0,
+        "heads_kernel": 1,
     }
 
     def hybrid(rng):
@@ -211,6 +212,15 @@ def test_sizes_of_models_and_pools():
     for wrong in ({"key_dim": 2}, {"value_dim": 10}, {"rank": 0}, {"num_heads": 2}):  # blocks of `rank` values
         with pytest.raises(ValueError, match=r"rg_lru|rank"):
             _native.kv_bytes(**sizes, recurrent=recurrent | lru | wrong)
+    mixed = {"kind": 5, "key_dim": 0, "heads_kernel": 2}
+    for wrong in (
+        {"key_dim": 2},
+        {"conv_kernel": 1, "heads_kernel": 1},
+        {"heads_kernel": 0},
+        {"kind": 1, "key_dim": 8},
+    ):
+        with pytest.raises(ValueError, match="heads_kernel"):
+            _native.kv_bytes(**sizes, recurrent=recurrent | mixed | wrong)
     for wrong in ((0, "", 1), (1, "", 0), (1, "", -1), (1025, "", 1), (1, "mmx", 1)):
         with pytest.raises(ValueError, match=r"num_threads|megabytes|mmx"):
             _native.roofline(*wrong)

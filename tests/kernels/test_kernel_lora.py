@@ -34,6 +34,7 @@ def logits_of_merged_weights(name: str, rank: int) -> np.ndarray:
     "name",
     [
         *("llama", "odd_sizes", "qkv_bias", "gemma", "moe", "mamba2", "mamba1", "rg_lru", "gated_delta", "short_conv"),
+        "mixed_qkv",
         *("scaled_state_biases", "latent", "indexer", "latent_of_one_product", "latent_experts", "own_inputs", "aside"),
         *("chunks", "late_experts", "biased_experts", "parallel_experts", "sinks", "dense_head", "gated_norms"),
         "gated_norms_of_heads",
@@ -87,7 +88,7 @@ class Crowd:
     "name",
     [
         *("llama", "gated_delta", "mamba1", "rg_lru", "aside", "latent", "latent_experts", "own_inputs", "moe"),
-        *("indexer", "chunks", "late_experts", "sinks", "dense_head", "gated_norms"),
+        *("mixed_qkv", "indexer", "chunks", "late_experts", "sinks", "dense_head", "gated_norms"),
     ],
 )
 def test_other_requests_and_chunks_do_not_change_a_bit(name, weight_format, isa):

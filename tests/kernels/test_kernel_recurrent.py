@@ -18,6 +18,7 @@ from models.running import EXECUTORS
 
 HYBRIDS = (
     *("mamba2", "gated_delta", "short_conv", "single_parts", "mamba1", "states_alone", "rg_lru", "lru_alone"),
+    *("mixed_qkv", "mixed_heads"),
     *("channel_decays", "bounded_decays", "kept_inputs", "aside", "aside_alike"),
 )
 BLOCK_SIZE, NUM_BLOCKS, NUM_STATES = 16, 400, 40

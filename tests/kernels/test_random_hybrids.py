@@ -46,10 +46,16 @@ def random_spec(random: Random) -> DecoderSpec:
             ),
         ]
     )
-    kinds = [LayerSpec(None, recurrent=recurrent), LayerSpec(rope(16)), LayerSpec(rope(16), 9)]
+    kinds = [(LayerSpec(None, recurrent=recurrent),), (LayerSpec(rope(16)),), (LayerSpec(rope(16), 9),)]
+    if random.random() < 0.2:
+        mixed = RecurrentSpec(
+            "mixed_qkv", 6, 2, 0, 16, kernel, conv_bias=True, in_bias=random.random() < 0.5, heads_kernel=key_heads
+        )
+        takes = LayerSpec(rope(16), random.choice([None, 9]), beside=True, takes_qkv=True, unit_qk_eps=1e-9)
+        kinds[0] = LayerSpec(None, recurrent=mixed, has_mlp=False), takes
     layers = [kinds[0], *random.choices(kinds, k=random.randint(0, 3))]
     random.shuffle(layers)
-    return tiny_spec(layers=tuple(layers), max_model_len=M)
+    return tiny_spec(layers=tuple(layer for pair in layers for layer in pair), max_model_len=M)
 
 
 class Case:

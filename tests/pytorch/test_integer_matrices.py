@@ -26,7 +26,7 @@ from kernels.test_kernel_encoder import weights_of
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 ERRORS = {"fp32": 2e-5, "fp16": 0.02, "bf16": 0.12}
 MATRIX = re.compile(
-    r"(layers|blocks)\.\d+\.(q_a|q|index_q|kv_a|k|v|o|attn_gate|gate|up|down|aside|mlp_low|[qkv]_low|(q|k|v|gate|up)_high|state\.[qkvzo])"
+    r"(layers|blocks)\.\d+\.(q_a|q|index_q|kv_a|k|v|o|attn_gate|gate|up|down|aside|mlp_low|[qkv]_low|(q|k|v|gate|up)_high|state\.([qkvzo]|late_v))"
 )
 CONVOLUTION = re.compile(r"layers\.\d+\.state\.beta")
 """In a short convolution this is a matrix, too; elsewhere it has a row per head and stays as it is."""

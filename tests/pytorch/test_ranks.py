@@ -54,6 +54,7 @@ def tokens_of(executor, spec, *, num_blocks=400, counts=None, **config):
         (2, SPECS["centred_heads"]),
         (2, SPECS["late_experts"]),
         (2, SPECS["aside"]),
+        (2, SPECS["mixed_qkv"]),
         (3, tiny_spec(num_heads=9, num_kv_heads=3, tie_embeddings=True, vocab_size=100)),
     ],
 )

@@ -80,15 +80,7 @@ void AttentionStage::run(int thread, int layer_index) {
   const Layer &layer = ctx_.model.layers[size_t(layer_index)];
   for (int i = 0, parts = ctx_.num_parts(is_whole(layer)); i < parts; ++i) {
     const Share tokens = ctx_.part(i, parts);
-    const int count = tokens.end - tokens.begin;
-    const ActivationSet in = ctx_.input_rows(thread, layer, tokens);
-    const LoraRows loras = ctx_.shrink(thread, {&layer.qkv, &layer.added.low}, in);
-    ctx_.products.linear(thread, layer.qkv, in, {0, count}, ctx_.first.data(), Store::assign,
-                         i + 1 < parts ? &layer.qkv : &layer.o, loras);
-    added_.begin(thread, layer.added, in, count, loras, int(layer.qkv.parts.size()));
-    ctx_.pool.barrier();
-    added_.add(thread, layer.added, count, ctx_.first.data());
-    ctx_.add_input_bias(thread, layer, ctx_.first.data());
+    if (!layer.takes_qkv) project(thread, layer, tokens, i + 1 < parts ? layer.qkv : layer.o);
     if (layer.parallel_mlp && layer.mlp_norm) ctx_.norm_rows(thread, layer.mlp_norm, tokens);
     ctx_.clock.finish(thread, Stage::qkv);
 
@@ -126,6 +118,18 @@ void AttentionStage::run(int thread, int layer_index) {
   const Linear *next = layer.mlp ? &layer.mlp->first() : nullptr;
   ctx_.add_product(thread, layer.o, o_input_, values, layer.o_bias, layer.post_attn_norm, next, layer.inner_norm);
   ctx_.clock.finish(thread, Stage::o);
+}
+
+// The first product of these tokens. `next`: the one that follows.
+void AttentionStage::project(int thread, const Layer &layer, Share tokens, const Linear &next) {
+  const int count = tokens.end - tokens.begin;
+  const ActivationSet in = ctx_.input_rows(thread, layer, tokens);
+  const LoraRows loras = ctx_.shrink(thread, {&layer.qkv, &layer.added.low}, in);
+  ctx_.products.linear(thread, layer.qkv, in, {0, count}, ctx_.first.data(), Store::assign, &next, loras);
+  added_.begin(thread, layer.added, in, count, loras, int(layer.qkv.parts.size()));
+  ctx_.pool.barrier();
+  added_.add(thread, layer.added, count, ctx_.first.data());
+  ctx_.add_input_bias(thread, layer, ctx_.first.data());
 }
 
 Share AttentionStage::heads_of(int thread, const HeadShape &shape) const {
@@ -189,7 +193,7 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer, Share toke
 
   auto store = [&](int unit) {
     const int token = tokens.begin + unit / num_units, nth = unit % num_units;
-    const float *row = ctx_.first_row(layer, token - tokens.begin);
+    const float *row = layer.takes_qkv ? ctx_.mixed->row(token) : ctx_.first_row(layer, token - tokens.begin);
     const RotaryRow rotary = embedding_.rotary(layer.rope, token);
     if (nth < num_heads) {
       const int head = heads.begin * per_key + nth;
@@ -202,7 +206,8 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer, Share toke
     const int kv_head = heads.begin + nth - num_heads;
     make(key, dim, row + k_offset, kv_head, k_bias, k_norm, layer.k_norm_bias, layer.k_scales, rotary, 1.f,
          layer.qk_eps, layer.centred_qk);
-    make(value, shape.value_dim, row + v_offset, kv_head, v_bias, layer.v_norm, nullptr, nullptr, {}, 1.f, c.norm_eps,
+    const float *values = layer.takes_qkv ? ctx_.mixed_values->row(token) : row + v_offset;
+    make(value, shape.value_dim, values, kv_head, v_bias, layer.v_norm, nullptr, nullptr, {}, 1.f, c.norm_eps,
          false);
     ctx_.isa.store_kv(kv, slots[token], kv_head, key, value, scratch);
   };

@@ -39,6 +39,7 @@ class AttentionStage {
   static bool is_whole(const Layer &layer) {
     return layer.beside || layer.parallel_mlp || layer.gated || layer.latent;
   }
+  void project(int thread, const Layer &layer, Share tokens, const Linear &next);
   bool makes_rows() const;
   // Row 0 of `ctx_.first` is that of the first of these tokens.
   void make_rows(int thread, const Layer &layer, Share tokens);

@@ -56,7 +56,7 @@ PassContext::PassContext(Model &m)
     if (layer.mlp) add_inputs(*layer.mlp, kinds_);
     for (const Moe *moe : {layer.moe.get(), layer.late_moe.get()}) {
       if (!moe) continue;
-      moe->router.add_kinds(kinds_);
+      moe->first_router().add_kinds(kinds_);
       if (!moe->has_own_inputs()) {
         for (const Mlp &expert : moe->experts) add_inputs(expert, kinds_);
       }
@@ -219,6 +219,14 @@ void PassContext::add_branch(int thread, const Norm &norm) {
   const Share share = token_share(thread);
   const float scale = norm.scale;
   for (int t = share.begin; t < share.end; ++t) {
+    if (norm.scales) {
+      float *row = x.row(t);
+      const float *own = branch.row(t);
+      for (int i = 0; i < model.config.hidden_size; ++i) {
+        row[i] = norm.kept_scales[i] * row[i] + norm.scales[i] * own[i] + norm.offsets[i];
+      }
+      continue;
+    }
     if (norm.kept) {
       const float *kept = norm_row(thread, x.row(t), {.weight = norm.kept, .bias = norm.kept_bias});
       for (int i = 0; i < model.config.hidden_size; ++i) x.row(t)[i] = norm.keep * kept[i];

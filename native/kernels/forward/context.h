@@ -125,7 +125,9 @@ class PassContext {
   void add_input_bias(int thread, const Layer &layer, float *rows) const;
 
   // Returns whether a product is written to `branch`, and added to x from there.
-  bool has_branch(const Norm &norm) const { return norm || norm.scale != 1.f || norm.kept || norm.is_aside; }
+  bool has_branch(const Norm &norm) const {
+    return norm || norm.scale != 1.f || norm.kept || norm.is_aside || norm.scales;
+  }
   // A row of `first`, of the first product of a layer with attention.
   float *first_row(const Layer &layer, int row) const { return first.data() + int64_t(row) * layer.qkv.stride; }
   Share token_share(int thread) const { return share_of(input.num_tokens, thread, pool.size()); }
@@ -137,6 +139,8 @@ class PassContext {
   FloatRows x;                   // residual stream [T, hidden_size]
   FloatRows branch;              // [T, hidden_size], added to x after a norm or a sum
   FloatRows first;               // outputs of the first product of attention or an MLP, of a part, in rows of its size
+  // Queries and keys, in rows of qkv, and values [T, key heads · value_dim] of a layer that takes_qkv.
+  const FloatRows *mixed = nullptr, *mixed_values = nullptr;
   FloatRows first_input, aside;  // [T, hidden_size], the input of the first layer, and the output of a layer aside
   ProductInput normed;           // rows of x after a norm: the input of qkv, gate, up and router
   Products products;

@@ -39,6 +39,7 @@ void EmbeddingStage::run(int thread) {
       for (int i = 0; i < hidden; ++i) x[i] += position_.row(thread)[i];
     }
     if (model.embed_norm) std::copy_n(ctx_.norm_row(thread, x, model.embed_norm), hidden, x);
+    for (int i = 0; model.embed_scale && i < hidden; ++i) x[i] = model.embed_scale[i] * x[i] + model.embed_offset[i];
     for (size_t r = 0; r < model.ropes.size(); ++r) {
       const Rope &rope = model.ropes[r];
       auto position = [&](size_t j) {

@@ -75,6 +75,13 @@ int widest_sum(const Model &model) {
   return widest;
 }
 
+// Outputs of the products of the MLP of a router; 0 without one.
+int router_size(const Model &model) {
+  int size = 0;
+  model.for_each_moe([&](const Moe &moe) { size = std::max(size, moe.router_mlp ? moe.router.cols : 0); });
+  return size;
+}
+
 }  // namespace
 
 MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
@@ -84,6 +91,9 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
       normed_(context.model.config.hidden_size),
       sums_(widest_sum(context.model)),
       late_{FloatRows(context.model.config.hidden_size), FloatRows(context.model.config.hidden_size)},
+      routed_(router_size(context.model)),
+      router_hidden_{FloatRows(routed_.stride()), FloatRows(routed_.stride())},
+      router_rows_(routed_.stride()),
       routes_(size_t(context.pool.size())),
       own_down_(size_t(context.pool.size())) {
   for (int thread = 0; thread < context.pool.size(); ++thread) place_loras_.push_back({LoraPlan(context.isa), {}});
@@ -92,6 +102,11 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
     max_experts_ = std::max(max_experts_, int(moe.experts.size()));
     router_stride_ = std::max(router_stride_, moe.router.stride);
     outer_ = std::max(outer_, moe.outer());
+    if (moe.router_mlp) {
+      moe.router_mlp->first.add_kinds(router_kinds_);
+      moe.router_mlp->second.add_kinds(router_kinds_);
+      moe.router.add_kinds(router_kinds_);
+    }
     keeps_inputs_ = keeps_inputs_ || moe.scales_inputs || moe.identities > 0;
     scales_inputs_ = scales_inputs_ || moe.scales_inputs;
     has_sums_ = has_sums_ || moe.has_own_inputs();
@@ -108,6 +123,7 @@ MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
     }
   });
   for (const Layer &layer : ctx_.model.layers) has_late_ = has_late_ || layer.late_moe;
+  router_rows_.reserve(ctx_.pool.size());
   if (max_experts_ == 0) return;
   own_rows_ = std::min(kOwnInputs / hidden_cols_, kMostPlaces - 1);  // no places follow so few
 }
@@ -125,6 +141,10 @@ void MoeStage::reserve() {
     own_inputs_.reserve(num_tokens, outer_, ctx_.with_loras(gathered_kinds_));
   }
   router_logits_.reserve(size_t(num_tokens) * size_t(router_stride_));
+  if (routed_.stride()) {
+    for (FloatRows *rows : {&routed_, &router_hidden_[0], &router_hidden_[1]}) rows->reserve(num_tokens);
+    router_input_.reserve(num_tokens, routed_.stride(), ctx_.with_loras(router_kinds_), ctx_.pool.size());
+  }
   shared_gate_.reserve(num_tokens);
   const size_t stride = size_t(padded_row(outer_));
   if (scales_inputs_) scaled_.reserve(size_t(places) * stride);
@@ -180,7 +200,7 @@ void MoeStage::sum(int thread, const Layer &layer, const Moe &moe, const FloatRo
   for (int t = share.begin; &sums != &ctx_.x && t < share.end; ++t) std::fill_n(sums.row(t), sums.stride(), 0.f);
 
   auto normed_with = [&](const Norm &norm) {
-    return ctx_.products.prepare_shared(thread, ctx_.normed.shared, moe.router.cols, tokens.end, [&](int t) {
+    return ctx_.products.prepare_shared(thread, ctx_.normed.shared, moe.first_router().cols, tokens.end, [&](int t) {
       const float *row = ctx_.norm_row(ctx_.x.row(t), norm, normed_.row(t));
       if (row != normed_.row(t)) std::copy_n(row, normed_.stride(), normed_.row(t));
       return normed_.row(t);
@@ -198,6 +218,7 @@ void MoeStage::sum(int thread, const Layer &layer, const Moe &moe, const FloatRo
   for (int t = share.begin; moe.experts_norm && t < share.end; ++t) {
     ctx_.norm_row(ctx_.x.row(t), moe.experts_norm, normed_.row(t));
   }
+  if (moe.router_mlp) run_router(thread, *moe.router_mlp, moe.router);
   const Routes &routes = find_places(thread, moe);
   if (moe.experts_norm) ctx_.pool.barrier();
   if (moe.has_own_inputs() && !moe.scales_inputs) {
@@ -239,14 +260,48 @@ void MoeStage::sum(int thread, const Layer &layer, const Moe &moe, const FloatRo
 // The products that the router and the experts begin with.
 void MoeStage::start(int thread, const Moe &moe, const ActivationSet &in) {
   const Share tokens{0, ctx_.input.num_tokens};
-  const LoraRows loras = ctx_.shrink(thread, {&moe.router, &moe.shared_gate, &moe.latent_in}, in);
+  const Linear &router = moe.first_router();
+  const LoraRows loras = ctx_.shrink(thread, {&router, &moe.shared_gate, &moe.latent_in}, in);
   int place = 0;
-  for (const auto &[l, out] : {std::pair(&moe.router, router_logits_.data()),
+  for (const auto &[l, out] : {std::pair(&router, moe.router_mlp ? router_hidden_[0].data() : router_logits_.data()),
                                std::pair(&moe.shared_gate, shared_gate_.data()),
                                std::pair(&moe.latent_in, latents_.data())}) {
     if (l->parts.empty()) continue;
     ctx_.products.linear(thread, *l, in, tokens, out, Store::assign, nullptr, loras, place++);
   }
+}
+
+void MoeStage::run_router(int thread, const RouterMlp &mlp, const Linear &router) {
+  const int num_tokens = ctx_.input.num_tokens, size = router.cols;
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) {
+    float *routed = routed_.row(t);
+    const float *own = router_hidden_[0].row(t);
+    for (int i = 0; i < size; ++i) {
+      const float carried = mlp.carry ? mlp.carry[i] * routed[i] : 0.f;
+      routed[i] = own[i] + mlp.in_bias[i] + carried;
+    }
+  }
+  ctx_.pool.barrier();
+  float *row = router_rows_.row(thread);
+  std::fill_n(row, router_rows_.stride(), 0.f);
+  auto multiply = [&](const Linear &l, float *out, auto &&make) {
+    const ActivationSet in = ctx_.products.prepare(thread, router_input_, size, num_tokens, [&](int t) {
+      make(t);
+      return static_cast<const float *>(row);
+    });
+    ctx_.products.linear(thread, l, in, {0, num_tokens}, out, Store::assign, nullptr, ctx_.shrink(thread, {&l}, in));
+    ctx_.pool.barrier();
+  };
+  auto activate = [&](const float *from, Vector bias) {
+    for (int i = 0; i < size; ++i) row[i] = from[i] + bias[i];
+    ctx_.isa.activate(Gate::gelu, size_t(size), row);
+  };
+  multiply(mlp.first, router_hidden_[1].data(), [&](int t) {
+    ctx_.isa.norm_parts(routed_.row(t), mlp.norm, 0, 1, size, ctx_.model.config.norm_eps, row);
+  });
+  multiply(mlp.second, router_hidden_[0].data(), [&](int t) { activate(router_hidden_[1].row(t), mlp.first_bias); });
+  multiply(router, router_logits_.data(), [&](int t) { activate(router_hidden_[0].row(t), mlp.second_bias); });
 }
 
 // The places of all tokens. Of few tokens every thread finds them, which is cheaper than a barrier.
@@ -417,11 +472,12 @@ void MoeStage::route(const Moe &moe, Share share, Routes &routes) const {
     }
     if (!moe.identities) continue;
     float &kept = routes.kept.data()[t] = 0.f;
-    for (int j = 0; j < k; ++j) kept += expert[j] < int(moe.experts.size()) ? 0.f : weight[j];
+    const int first = int(moe.experts.size()), end = first + moe.identities;
+    for (int j = 0; j < k; ++j) kept += expert[j] < first || expert[j] >= end ? 0.f : weight[j];
   }
 }
 
-// Counting sort of the choices by expert. Those of experts whose output is their input have no places.
+// Counting sort of the choices by expert. Those of experts whose output is their input, or 0, have no places.
 void MoeStage::sort_by_expert(const Moe &moe, Routes &routes) const {
   const int num_experts = int(moe.experts.size()), choices = ctx_.input.num_tokens * moe.experts_per_token;
   const int *expert = routes.expert.data();

@@ -44,6 +44,8 @@ class MoeStage {
   };
   // Returns whether every thread routes all of so many tokens.
   static bool routes_each(int num_tokens) { return num_tokens <= ProductInput::kFewRows; }
+  // The inputs of the last product of a router that has an MLP, and that product.
+  void run_router(int thread, const RouterMlp &mlp, const Linear &router);
   const Routes &find_places(int thread, const Moe &moe);
   void route(const Moe &moe, Share tokens, Routes &routes) const;
   void sort_by_expert(const Moe &moe, Routes &routes) const;
@@ -84,6 +86,10 @@ class MoeStage {
   FloatRows sums_;                      // [T, hidden_size or latent_]: of experts whose sum is not added as it is
   FloatRows late_[2];                   // [T, hidden_size], by turns of layers: see begin_late
   Buffer<float> router_logits_;         // [T, experts]
+  FloatRows routed_, router_hidden_[2];  // [T, size] of the MLP of a router: what it carries, and outputs of products
+  FloatRows router_rows_;                // [num_threads, size], an input of one
+  KindSet router_kinds_{};
+  ProductInput router_input_;
   Buffer<float> latents_;               // [T, latent_]: the inputs of latent experts
   Buffer<float> scaled_;                // up to kMostPlaces rows: the input of an expert, times p_e
   std::vector<Routes> routes_;          // [threads]: of few tokens, each thread's own; of more, the first one

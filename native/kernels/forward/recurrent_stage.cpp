@@ -11,6 +11,8 @@ namespace {
 constexpr int kGatePart = 3, kTimePart = 4, kWritePart = 5;
 constexpr int kShortWritePart = 1, kShortGatePart = 2;  // the parts of short_conv
 constexpr int kSelectiveGatePart = 1;                   // the gate of mamba1 and of rg_lru
+constexpr int kLatePart = 2, kValuePart = 3;            // the values of mixed_qkv
+constexpr int kSlice = 16;                              // channels that a thread mixes at once
 constexpr float kUnitEps = 1e-6f;
 
 float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
@@ -32,9 +34,19 @@ RecurrentStage::RecurrentStage(PassContext &context)
       inner_(config_.mamba1() ? padded_row(config_.rank) + 2 * padded_row(config_.key_dim) : config_.num_values()),
       steps_(config_.mamba1() ? config_.num_values() : config_.num_decays()),
       low_(config_.rank),
-      gates_(config_.rg_lru() ? 2 * channels_ : 0),
-      gate_products_(config_.rg_lru() ? config_.rank : 0) {
+      gates_(config_.rg_lru()      ? 2 * channels_
+             : config_.mixed_qkv() ? (config_.num_heads + config_.num_key_heads) * config_.heads_kernel *
+                                         config_.value_dim
+                                   : 0),
+      past_(config_.mixed_qkv() ? config_.num_inputs() * channels_ : 0),
+      gate_products_(config_.rg_lru()      ? config_.rank
+                     : config_.mixed_qkv() ? config_.heads_kernel * config_.value_dim
+                                           : 0) {
   if (config_.num_heads == 0) return;
+  if (config_.mixed_qkv()) {
+    ctx_.mixed = &projected_;
+    ctx_.mixed_values = &out_;
+  }
   std::vector<const std::vector<Linear> *> gates;
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.recurrent) continue;
@@ -44,7 +56,8 @@ RecurrentStage::RecurrentStage(PassContext &context)
     layer.recurrent->gate.add_kinds(inner_kinds_);
     layer.recurrent->step.add_kinds(step_kinds_);
   }
-  if (config_.rg_lru()) gate_products_.add(gates, ctx_.pool.size());
+  if (config_.rg_lru() || config_.mixed_qkv()) gate_products_.add(gates, ctx_.pool.size());
+  past_.reserve(ctx_.pool.size());
   low_.reserve(ctx_.pool.size());
   unit_.reserve(2);
   const float length = std::sqrt(float(config_.key_dim));
@@ -57,7 +70,7 @@ void RecurrentStage::reserve() {
   const int num_tokens = ctx_.input.num_tokens;
   for (FloatRows *rows : {&projected_, &decay_, &write_, &out_}) rows->reserve(num_tokens);
   o_input_.reserve(num_tokens, config_.num_values(), ctx_.with_loras(kinds_), ctx_.pool.size());
-  if (config_.rg_lru()) {
+  if (config_.rg_lru() || config_.mixed_qkv()) {
     gates_.reserve(num_tokens);
     gate_products_.reserve(ctx_);
   }
@@ -72,7 +85,8 @@ void RecurrentStage::reserve() {
 void RecurrentStage::run(int thread, const Layer &layer) {
   const Share rows{0, ctx_.input.num_tokens};
   const ActivationSet in = ctx_.input_rows(thread, layer, rows);
-  ctx_.products.linear(thread, layer.qkv, in, rows, projected_.data(), Store::assign, &layer.o,
+  const Linear *next = config_.mixed_qkv() ? nullptr : &layer.o;
+  ctx_.products.linear(thread, layer.qkv, in, rows, projected_.data(), Store::assign, next,
                        ctx_.shrink(thread, {&layer.qkv}, in));
   ctx_.pool.barrier();
   ctx_.add_input_bias(thread, layer, projected_.data());
@@ -84,13 +98,16 @@ void RecurrentStage::run(int thread, const Layer &layer) {
     mix_selectively(thread, layer);
   } else if (config_.rg_lru()) {
     mix_gated(thread, layer);
+  } else if (config_.mixed_qkv()) {
+    mix_heads(thread, layer);
   } else {
     mix_tokens(thread, layer);
   }
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::attention);
 
-  const Linear *next = layer.mlp ? &layer.mlp->first() : nullptr;
+  if (config_.mixed_qkv()) return;
+  next = layer.mlp ? &layer.mlp->first() : nullptr;
   ctx_.add_product(thread, layer.o, o_input_, out_, layer.o_bias, layer.post_attn_norm, next);
   ctx_.clock.finish(thread, Stage::o);
 }
@@ -202,6 +219,128 @@ void RecurrentStage::mix_gated(int thread, const Layer &layer) {
     const float *gate = projection(layer, kSelectiveGatePart, t);
     ctx_.isa.gate_mul(Gate::gelu_tanh, gate, out_.row(t), size_t(out_.stride()), out_.row(t));
   }
+}
+
+// Queries and keys, in the places of their projections, and values, in out_, of mixed_qkv.
+void RecurrentStage::mix_heads(int thread, const Layer &layer) {
+  const int dim = config_.value_dim, num_heads = config_.num_heads, slices = (dim + kSlice - 1) / kSlice;
+  const int units = config_.num_key_heads * slices, lates = (config_.num_late() + kSlice - 1) / kSlice;
+  const Share share = share_of(units + lates, thread, ctx_.pool.size());
+  auto slice = [](int index, int size) { return Share{index * kSlice, std::min((index + 1) * kSlice, size)}; };
+  for (int unit = share.begin; unit < share.end; ++unit) {
+    if (unit < units) {
+      convolve_heads(thread, layer, unit / slices, slice(unit % slices, dim));
+    } else {
+      delay(thread, layer, slice(unit - units, config_.num_late()));
+    }
+  }
+  ctx_.pool.barrier();
+  ctx_.clock.finish(thread, Stage::rope);
+  const int cols = config_.heads_kernel * dim;
+  gate_products_.run(
+      ctx_, thread, layer.recurrent->gates, [&](int t, int head) { return gates_.row(t) + head * cols; },
+      [&](const HeadProducts::Outputs &o) {
+        const int own = o.head < num_heads ? o.head : o.head - num_heads, part = o.head < num_heads ? 0 : 1;
+        float *to = projection(layer, part, o.token) + own * dim;
+        const float *bias = layer.recurrent->gates_bias + layer.qkv.parts[size_t(part)].offset + own * dim;
+        for (int i = o.outputs.begin; i < o.outputs.end; ++i) to[i] += o.out[i - o.outputs.begin] + bias[i];
+      });
+}
+
+template <class F>
+void RecurrentStage::with_inputs(int thread, const Layer &layer, const std::vector<Share> &channels, F &&f) {
+  const ForwardInput &in = ctx_.input;
+  const int kept = config_.num_inputs();
+  const size_t matrix = config_.matrix_floats();
+  float *past = past_.row(thread);
+  for (int b = 0; b < in.num_reqs; ++b) {
+    const int first = in.query_start_loc[b], num_runs = this->num_runs(b);
+    if (num_runs == 0) continue;
+    for (const Share &own : channels) {
+      for (int i = 0; i < kept; ++i) {
+        float *to = past + size_t(i) * size_t(channels_);
+        const float *from = run_of(layer, b, 0).before + matrix + size_t(i) * size_t(channels_);
+        for (int c = own.begin; c < own.end; ++c) to[c] = in.num_computed(b) == 0 ? 0.f : from[c];
+      }
+    }
+    auto input = [&](int t) -> const float * {
+      return t < 0 ? past + ptrdiff_t(kept + t) * channels_ : projected_.row(first + t);
+    };
+    auto keep = [&] {
+      for (int index = 0; index < num_runs; ++index) {
+        const Run run = run_of(layer, b, index);
+        const int end = run.first + run.num_tokens - first;
+        for (const Share &own : channels) {
+          for (int i = 0; i < kept; ++i) {
+            float *to = run.after + matrix + size_t(i) * size_t(channels_);
+            std::copy(input(end - kept + i) + own.begin, input(end - kept + i) + own.end, to + own.begin);
+          }
+        }
+      }
+    };
+    f(first, in.query_len(b), input, keep);
+  }
+}
+
+// These dimensions of a head of keys and of its heads of queries: the first convolution, in gates_, and the residual.
+void RecurrentStage::convolve_heads(int thread, const Layer &layer, int key_head, Share dims) {
+  const Recurrent &r = *layer.recurrent;
+  const int dim = config_.value_dim, kernel = config_.conv_kernel, taps = config_.heads_kernel;
+  const int of_key = config_.num_heads / config_.num_key_heads, k_offset = layer.qkv.parts[1].offset;
+  std::vector<Share> channels;
+  for (int j = 0; j <= of_key; ++j) {  // the last one is that of keys
+    const int begin = j < of_key ? (key_head * of_key + j) * dim : k_offset + key_head * dim;
+    channels.push_back({begin + dims.begin, begin + dims.end});
+  }
+  with_inputs(thread, layer, channels, [&](int first, int num_tokens, auto &&input, auto &&keep) {
+    for (int j = 0; j <= of_key; ++j) {
+      const Share own = channels[size_t(j)];
+      const int head = j < of_key ? key_head * of_key + j : config_.num_heads + key_head;
+      for (int t = 1 - taps; t < num_tokens; ++t) {
+        float sums[kSlice];
+        std::copy(r.conv_bias + own.begin, r.conv_bias + own.end, sums);
+        for (int i = 0; i < kernel; ++i) {
+          const float *factors = r.conv + i * channels_ + own.begin, *from = input(t - kernel + 1 + i) + own.begin;
+          for (int c = 0; c < own.end - own.begin; ++c) sums[c] += factors[c] * from[c];
+        }
+        for (int i = 0; i < taps; ++i) {  // tap i of a token reads token − taps + 1 + i
+          const int token = t + taps - 1 - i;
+          if (token < 0 || token >= num_tokens) continue;
+          std::copy_n(sums, own.end - own.begin, gates_.row(first + token) + (head * taps + i) * dim + dims.begin);
+        }
+      }
+    }
+    keep();
+    for (int t = first; t < first + num_tokens; ++t) {
+      float *row = projected_.row(t), *key = row + channels[size_t(of_key)].begin;
+      for (int i = 0; i < dims.end - dims.begin; ++i) {
+        float sum = 0.f;
+        for (int j = 0; j < of_key; ++j) {
+          float &query = row[channels[size_t(j)].begin + i];
+          sum += query = (query + key[i]) * 0.5f;
+        }
+        key[i] = sum / float(of_key);
+      }
+    }
+  });
+}
+
+// Values, of which these channels of the second half are those of the token before.
+void RecurrentStage::delay(int thread, const Layer &layer, Share channels) {
+  const int offset = layer.qkv.parts[kLatePart].offset, half = config_.num_late();
+  const Vector bias = layer.recurrent->late_bias;
+  const std::vector<Share> own{{offset + channels.begin, offset + channels.end}};
+  with_inputs(thread, layer, own, [&](int first, int num_tokens, auto &&input, auto &&keep) {
+    for (int t = 0; t < num_tokens; ++t) {
+      const float *now = projection(layer, kValuePart, first + t);
+      float *out = out_.row(first + t);
+      for (int c = channels.begin; c < channels.end; ++c) {
+        out[c] = now[c];
+        out[half + c] = input(t - 1)[offset + c] + (bias ? bias[c] : 0.f);
+      }
+    }
+    keep();
+  });
 }
 
 RecurrentStage::Run RecurrentStage::run_of(const Layer &layer, int req, int index) const {

@@ -31,6 +31,13 @@ class RecurrentStage {
   void mix_channels(int thread, const Layer &layer);
   void mix_selectively(int thread, const Layer &layer);
   void mix_gated(int thread, const Layer &layer);
+  void mix_heads(int thread, const Layer &layer);
+  void convolve_heads(int thread, const Layer &layer, int key_head, Share dims);
+  void delay(int thread, const Layer &layer, Share channels);
+  // Calls f(first, num_tokens, input, keep) for each request with tokens: input(t) has the inputs of token t of its
+  // step by channel, also of the tokens before that its state has. keep() writes these channels of the states after it.
+  template <class F>
+  void with_inputs(int thread, const Layer &layer, const std::vector<Share> &channels, F &&f);
   void convolve(int thread, const Layer &layer);
   void multiply_lows(int thread, const Layer &layer);
   void prepare_tokens(int thread, const Layer &layer);
@@ -50,7 +57,9 @@ class RecurrentStage {
   FloatRows inner_;                   // [T, dt_low k q] of mamba1, [T, num_values] of gated_delta: second products of z
   FloatRows steps_;                   // [T, num_values] of mamba1, [T, num_decays]: second products of dt
   FloatRows low_;                     // [num_threads, rank], a normed dt_low
-  FloatRows gates_;                   // [T, 2 · padded channels], the products of write and of forget of rg_lru
+  FloatRows gates_;                   // [T, 2 · padded channels], the products of write and of forget of rg_lru; the
+                                      // inputs of the second convolution of mixed_qkv, heads_kernel of each head
+  FloatRows past_;                    // [num_threads, num_inputs · channels] of mixed_qkv: a state before the step
   HeadProducts gate_products_;
   KindSet kinds_{}, inner_kinds_{}, step_kinds_{};  // the kinds of the inputs below
   ProductInput o_input_, inner_input_, step_input_;

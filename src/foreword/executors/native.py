@@ -33,8 +33,18 @@ from foreword.models.digests import native_digest
 from foreword.models.lora import LoraAdapter, LoraPair
 from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
-from foreword.models.recurrent import GATES, RECURRENT_KINDS, RecurrentSpec
-from foreword.models.spec import AsideSpec, DecoderSpec, LayerSpec, MlaSpec, MoeSpec, RopeSpec, block_of, projections
+from foreword.models.recurrent import GATES, RECURRENT_KINDS, RecurrentSpec, in_bias_of
+from foreword.models.spec import (
+    AsideSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlaSpec,
+    MoeSpec,
+    RopeSpec,
+    RouterSpec,
+    block_of,
+    projections,
+)
 from foreword.models.weights import Tensor, Weights
 from foreword.native import native
 from foreword.sampling import Sampled, Sampler, StepSampling
@@ -105,7 +115,7 @@ def weight_bytes(spec: DecoderSpec, name: str, tensor: Tensor, weight_format: We
     head = "embed" if spec.tie_embeddings else "lm_head"
     target = packed_format(tensor.quant, weight_format, keep_precise=name == head)
     is_of_heads = spec.mla is not None and name.endswith((".k_b", ".v_b"))
-    if is_of_heads or (".state." in name and name.endswith(GATES)):
+    if is_of_heads or (".state." in name and name.endswith((*GATES, ".heads_conv"))):
         target = _target_of_heads(target)
     return round(prod(tensor.shape) * (_BYTES[target] if len(tensor.shape) > 1 else 4))
 
@@ -445,6 +455,11 @@ class _Packer:
         has = {"final_norm": True, "embed_norm": spec.embed_norm, "head_norm": spec.head_dense}
         has |= {name + "_bias": spec.layer_norm and has[name] for name in has} | {"logits_bias": spec.logits_bias}
         vectors = {name: self.parts.weight(name) if is_there else -1 for name, is_there in has.items()}
+        if spec.scaled_sums:
+            vectors |= {
+                "embed_scale": self.parts.weight("embed_scale"),
+                "embed_offset": self.parts.vector("embed_offset", lambda: self._product("embed_bias", "embed_scale")),
+            }
         screen = self.parts.screen(head) if spec.has_logits else None
         dense = self._matrix("head_dense") if spec.head_dense else -1
         self.core.finish(lm_head=head, screen=screen, head=dense, **vectors)
@@ -473,7 +488,10 @@ class _Packer:
                 packed["recurrent"] = self._recurrent(prefix + "state.", layer.recurrent)
             else:
                 vectors += self._attention(prefix, layer, packed)
+            if self.spec.scaled_sums and layer.adds_mixer:
+                packed |= self._sum(prefix, "attn")
         if layer.has_mlp:
+            packed |= self._sum(prefix, "mlp") if self.spec.scaled_sums else {}
             packed["mlp_scale"] = self.spec.residual_scale * layer.mlp_scale
             packed |= {} if layer.kept is None else {"kept_by_mlp": layer.kept[1]}
             names = self._norms({"mlp_norm": norms.before_mlp, "post_mlp_norm": norms.after_mlp})
@@ -503,6 +521,24 @@ class _Packer:
             packed["layer_scale"] = float(self.parts.table(name, self.weights[name].dequantize).ravel()[0])
         packed |= {name: self.parts.weight(prefix + name) for name in vectors}
         return packed if layer.aside is None else packed | self._of_block(own, prefix, packed)
+
+    def _sum(self, prefix: str, part: str) -> dict[str, Any]:
+        """Return the native form of a sum with scales."""
+        name = prefix + part
+
+        def offsets() -> F32:
+            both = (self._product(f"{name}_{of}_bias", f"{name}_{of}_scale") for of in ("sum", "kept"))
+            return np.add(*both)
+
+        return {
+            f"{part}_scales": self.parts.weight(f"{name}_sum_scale"),
+            f"{part}_kept_scales": self.parts.weight(f"{name}_kept_scale"),
+            f"{part}_offsets": self.parts.vector(f"{name}_offsets", offsets),
+        }
+
+    def _product(self, one: str, other: str) -> F32:
+        """Return the product of two vectors."""
+        return self.weights[one].dequantize() * self.weights[other].dequantize()
 
     def _aside(self, prefix: str, aside: AsideSpec) -> dict[str, Any]:
         """Return the native form of what a layer aside has of its own."""
@@ -544,7 +580,7 @@ class _Packer:
         spec = self.spec
         if spec.mla is not None:
             return self._latent(prefix, layer, spec.mla, packed)
-        if self.scaled_keys:
+        if self.scaled_keys and not layer.takes_qkv:
             source, norm = prefix, self.input_norm
             if layer.reads_layer is not None:  # its queries meet the keys of that layer
                 source, norm = (f"layers.{layer.reads_layer}.{name}" for name in ("", "attn_norm"))
@@ -555,6 +591,10 @@ class _Packer:
         elif spec.qk_scales:
             shape = spec.heads_of(layer).num_heads, 1
             packed["q_scales"] = self.parts.vector(prefix + "q_scales", lambda: np.tile(self._qk_scales(prefix), shape))
+        if spec.key_scales:
+            packed["k_scales"] = self.parts.vector(prefix + "k_scales", lambda: self._of_keys(prefix, layer))
+        if layer.takes_qkv:
+            packed["takes_qkv"] = True
         own = projections(layer)
         for name in (*own, "o", *(["attn_gate"] if spec.attn_gate else [])):
             packed[name] = self._matrix(prefix + name)
@@ -564,7 +604,7 @@ class _Packer:
         packed["heads"] = spec.head_shapes.index(heads)
         units = {"v_norm": heads.value_dim} if layer.unit_v and "k" in own else {}
         if layer.unit_qk_eps is not None:
-            units |= {f"{name}_norm": heads.head_dim for name in own[:2]}
+            units |= {f"{name}_norm": heads.head_dim for name in ("qk" if layer.takes_qkv else own[:2])}
             packed["qk_eps"] = layer.unit_qk_eps
         packed |= {name: self._ones(prefix + name, size) for name, size in units.items()}
         if spec.qk_layer_norm is not None:
@@ -587,6 +627,10 @@ class _Packer:
             *(["sinks"] if layer.has_sinks else []),
             *(["inner_attn_norm"] if spec.inner_norms else []),
         ]
+
+    def _of_keys(self, prefix: str, layer: LayerSpec) -> F32:
+        """Return the factors of the keys of all heads, flat."""
+        return self.weights[prefix + "key_scale"].dequantize().repeat(self.spec.heads_of(layer).head_dim)
 
     def _of_each_head(self, name: str, count: int) -> F32:
         """Return the numbers of a norm for each of so many heads, padded to whole vectors, flat."""
@@ -656,7 +700,10 @@ class _Packer:
             "ranks_outputs": moe.ranks_outputs,
             "zeroes_groups": moe.zeroes_groups,
             "identities": moe.identities,
+            "empties": moe.empties,
         }
+        if moe.router is not None:
+            packed |= self._router_mlp(prefix, moe.router)
         if moe.latent_size:
             packed |= {name: self._matrix(prefix + name) for name in ("latent_in", "latent_out")}
         names = [name for name, has in (("scores_bias", moe.scores_bias), ("router_bias", moe.router_bias)) if has]
@@ -669,6 +716,13 @@ class _Packer:
             if moe.shared_gate:
                 packed["shared_gate"] = self._matrix(prefix + "shared_gate", weight_format="fp32")
         return packed
+
+    def _router_mlp(self, prefix: str, of: RouterSpec) -> dict[str, Any]:
+        """Return the native form of the MLP of a router, whose matrices are as precise as the output projection."""
+        names = ("router_in", "router_first", "router_second")
+        packed = {name: self._matrix(prefix + name, keep_precise=True) for name in names}
+        vectors = [*(f"{name}_bias" for name in names), "router_norm", *(["router_carry"] if of.carries else [])]
+        return packed | {name: self.parts.weight(prefix + name) for name in vectors}
 
     def _router(self, prefix: str, moe: MoeSpec) -> int:
         """Pack the router, in float32, times the scale of its inputs."""
@@ -693,6 +747,8 @@ class _Packer:
         packed["norm_eps"] = self.spec.norm_eps if spec.norm_eps is None else spec.norm_eps
         if spec.kind == "rg_lru":
             packed["gates"] = self._gates(prefix, spec)
+        if spec.kind == "mixed_qkv":
+            return packed | self._mixed(prefix, spec)
         for name, shape in spec.weight_names(self.spec.hidden_size):
             if name in GATES:
                 continue
@@ -702,6 +758,37 @@ class _Packer:
                 own = "rate" if name in ("a_log", "a") else name
                 packed[own] = self.parts.vector(prefix + own, partial(self._of_state, prefix, name, spec))
         return packed
+
+    def _mixed(self, prefix: str, spec: RecurrentSpec) -> dict[str, Any]:
+        """Return the native form of mixed_qkv. The second convolution has a matrix per head, like the heads of
+        `_latent`, whose inputs are those of the first token, then those of the next.
+        """
+        parts = (*spec.parts, *spec.last_parts)
+        packed: dict[str, Any] = {name: self._matrix(prefix + name) for name, _ in parts}
+        if spec.in_bias:
+            names = {in_bias_of(name): "late_bias" if name == "late_v" else in_bias_of(name) for name, _ in parts}
+            packed |= {own: self.parts.weight(prefix + name) for name, own in names.items()}
+        quant = self.weights[prefix + "heads_conv"].quant
+        target, dim = _target_of_heads(packed_format(quant, self.weight_format)), spec.value_dim
+        shape = dim, spec.heads_kernel * dim
+
+        @cache
+        def of_heads() -> F32:
+            whole = self.weights[prefix + "heads_conv"].dequantize()
+            return np.ascontiguousarray(whole.swapaxes(1, 2)).reshape(-1, *shape)
+
+        packed["gates"] = [
+            self.parts.computed(f"{prefix}gates.{head}", partial(_matrix_of, of_heads, head), shape, target)
+            for head in range(spec.num_heads + spec.num_key_heads)
+        ]
+        for name, own in (("conv", "conv"), ("conv_bias", "conv_bias"), ("heads_conv_bias", "gates_bias")):
+            packed[own] = self.parts.vector(prefix + own, partial(self._of_channels, prefix + name, spec))
+        return packed
+
+    def _of_channels(self, name: str, spec: RecurrentSpec) -> F32:
+        """Return a vector of the convolutions of mixed_qkv, flat, with zeros for the values of the token before."""
+        values = self.weights[name].dequantize().reshape(spec.num_mixed, -1).T
+        return _by_part(np.pad(values, ((0, 0), (0, spec.num_late))), spec)
 
     def _gates(self, prefix: str, spec: RecurrentSpec) -> list[int]:
         """Pack the products of the gates of rg_lru, those of a block in one matrix, like the heads of `_latent`."""
@@ -799,7 +886,17 @@ def _recurrent_sizes(spec: DecoderSpec) -> dict[str, int]:
     if len(found) > 1:
         raise ConfigError(f"the recurrent layers are of {len(found)} shapes; the native executor runs one, use NumPy")
     [recurrent] = found
-    sizes = ("num_heads", "num_key_heads", "key_dim", "value_dim", "conv_kernel", "rank", "tiled", "channel_decays")
+    sizes = (
+        "num_heads",
+        "num_key_heads",
+        "key_dim",
+        "value_dim",
+        "conv_kernel",
+        "rank",
+        "tiled",
+        "channel_decays",
+        "heads_kernel",
+    )
     return {"kind": RECURRENT_KINDS.index(recurrent.kind)} | {name: getattr(recurrent, name) for name in sizes}
 
 

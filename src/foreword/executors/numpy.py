@@ -22,6 +22,7 @@ from foreword.executors.functions import (
     LoraFloats,
     LoraTokens,
     cap,
+    gelu,
     layer_norm,
     rms_norm,
     rounded,
@@ -40,6 +41,7 @@ from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import (
+    SUM,
     AsideSpec,
     DecoderSpec,
     HeadShape,
@@ -50,6 +52,7 @@ from foreword.models.spec import (
     PerLayerSpec,
     QueryGrowth,
     RopeSpec,
+    RouterSpec,
     names_in_blocks,
     projections,
 )
@@ -215,6 +218,9 @@ class NumpyExecutor(TransferPagedExecutor):
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)  # the residual stream of the last step
         # The keys that the last indexer chose for each request of a step: [its tokens, keys].
         self._chosen: list[Bools] = []
+        # The outputs of the last layer of kind mixed_qkv, and the r of the last router (`RouterSpec`), of a step.
+        self._qkv: F32 = np.zeros((0, 0), np.float32)
+        self._routed: F32 | None = None
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """Compute the batch, write its keys and values, and return the logits [L, V] at ``logits_indices``."""
@@ -236,6 +242,8 @@ class NumpyExecutor(TransferPagedExecutor):
             x = x + self.weight("positions")[batch.positions[:T]]
         if spec.embed_norm:
             x = self.norm(x, "embed_norm")
+        if spec.scaled_sums:
+            x = (x + self.weight("embed_bias")) * self.weight("embed_scale")
         inputs = None
         if spec.per_layer is not None:
             inputs = self.per_layer_inputs(x, batch.input_ids[:T], spec.per_layer, step.loras)
@@ -245,6 +253,7 @@ class NumpyExecutor(TransferPagedExecutor):
         of_runs = [self.weight("stream_begin"), x] if spec.has_runs else []
         run = 1  # the stream that the layers compute
         late: F32 | None = None  # what the experts of the layer before add
+        self._routed = None
         for i, layer in enumerate(spec.layers):
             p, norms = spec.prefix_of(i), spec.norms_of(layer)
             if layer.stream is not None:
@@ -268,8 +277,11 @@ class NumpyExecutor(TransferPagedExecutor):
                 else:
                     group, slot = self.places[i]
                     a = self.recurrent(h, p, layer.recurrent, slot, step.runs[group], step.loras)
+                if not layer.adds_mixer:
+                    self._qkv = a
+                    continue
                 x = x if layer.kept is None else h * np.float32(layer.kept[0])
-                x = self.sum(x, a, p + "post_attn_norm", layer.mixer_scale, has_norm=norms.after_mixer)
+                x = self.sum(x, a, p, "attn", layer.mixer_scale, has_norm=norms.after_mixer)
                 if streams is not None:
                     x = (x + streams.laurel(h, p)) * np.float32(0.5**0.5)
             if layer.has_mlp:
@@ -284,7 +296,7 @@ class NumpyExecutor(TransferPagedExecutor):
                 if layer.late_moe is not None:
                     own_late = self.experts(x, h, p, layer.late_moe, step.loras)
                 x = x if layer.kept is None else h * np.float32(layer.kept[1])
-                x = self.sum(x, m, p + "post_mlp_norm", layer.mlp_scale, has_norm=norms.after_mlp)
+                x = self.sum(x, m, p, "mlp", layer.mlp_scale, has_norm=norms.after_mlp)
             x, late = x if late is None else x + late, own_late
             if streams is not None:
                 x = streams.correct(x, p)
@@ -333,9 +345,14 @@ class NumpyExecutor(TransferPagedExecutor):
             return layer_norm(x, self.weight(name), self.weight(name + "_bias"), eps)
         return rms_norm(x, eps) * self.weight(name)
 
-    def sum(self, x: F32, branch: F32, norm: str, scale: float, *, has_norm: bool) -> F32:
-        """Return x + residual_scale · scale · branch, where the branch passes through the norm first if it has one."""
-        normed = self.norm(branch, norm) if has_norm else branch
+    def sum(self, x: F32, branch: F32, p: str, part: str, scale: float, *, has_norm: bool) -> F32:
+        """Return x + residual_scale · scale · branch, where the branch passes through the norm first if it has one; or
+        the sum of both with scales and biases, if the model has these. part: "attn" or "mlp", of the layer ``p``.
+        """
+        if self.spec.scaled_sums:
+            bias, factor, kept_bias, kept = (self.weight(f"{p}{part}_{name}") for name in SUM)
+            return (branch + bias) * factor + (x + kept_bias) * kept
+        normed = self.norm(branch, f"{p}post_{part}_norm") if has_norm else branch
         return x + np.float32(self.spec.residual_scale * scale) * normed
 
     def linear(self, x: F32, name: str, loras: LoraTokens) -> F32:
@@ -377,6 +394,10 @@ class NumpyExecutor(TransferPagedExecutor):
         num_kv_heads, head_dim, num_heads, value_dim = spec.heads_of(layer)
         dims = {"q": head_dim, "k": head_dim, "v": value_dim}
         heads = {name: self.project(h, p + name, dims[name], loras) for name in projections(layer)}
+        if layer.takes_qkv:
+            ends = num_heads * head_dim, (num_heads + num_kv_heads) * head_dim
+            parts = zip(dims.items(), np.split(self._qkv, ends, axis=1), strict=True)
+            heads = {name: part.reshape(len(h), -1, dim) for (name, dim), part in parts}
         if layer.aside is not None and layer.aside.attention_rank:
             for name, values in heads.items():
                 values += self.low_rank(h, f"{p}{name}_low", f"{p}{name}_high", loras).reshape(values.shape)
@@ -392,6 +413,8 @@ class NumpyExecutor(TransferPagedExecutor):
                 heads[name] = rotate(heads[name], step.rotary_positions(layer.rope), layer.rope)
             if spec.qk_scales:
                 heads[name] = heads[name] * self.weight(f"{p}{name}_norm")
+        if spec.key_scales:
+            heads["k"] = heads["k"] * self.weight(p + "key_scale")[:, None]
         q = heads["q"]
         if layer.query_growth is not None:
             q = q * query_growth(step.batch.positions[: len(q)], layer.query_growth)[:, None, None]
@@ -610,6 +633,8 @@ class NumpyExecutor(TransferPagedExecutor):
             scale = self.weight(prefix + "router_scale") * np.float32(self.spec.hidden_size**-0.5)
             routed = rms_norm(x, self.spec.norm_eps) * scale
             inputs = self.norm(x, prefix + "experts_norm")
+        if moe.router is not None:
+            routed = self.routed(h, prefix, moe.router, loras)
         scores = self.linear(routed, prefix + "router", loras)  # [T, experts]
         if moe.scores_bias:
             scores = scores + self.weight(prefix + "scores_bias")
@@ -632,7 +657,7 @@ class NumpyExecutor(TransferPagedExecutor):
         if moe.latent_size:
             inputs = self.linear(h, prefix + "latent_in", loras)
         out = np.zeros_like(inputs)
-        for e in np.unique(chosen):
+        for e in np.unique(chosen[chosen < moe.num_experts + moe.identities]):
             token, nth = np.nonzero(chosen == e)
             weight, expert, own = weights[token, nth, None], f"{prefix}experts.{e}.", _of_rows(loras, token)
             if e >= moe.num_experts:
@@ -652,6 +677,17 @@ class NumpyExecutor(TransferPagedExecutor):
             gate = sigmoid(self.linear(h, prefix + "shared_gate", loras)) if moe.shared_gate else np.float32(1)
             out += shared * gate
         return out
+
+    def routed(self, h: F32, prefix: str, of: RouterSpec, loras: LoraTokens) -> F32:
+        """Return the input of the last matrix of a router: see `RouterSpec`."""
+        own = self.biased(h, prefix + "router_in", loras, has_bias=True)
+        if of.carries and self._routed is not None:
+            own = own + self._routed * self.weight(prefix + "router_carry")
+        self._routed = own
+        u = rms_norm(own, self.spec.norm_eps) * self.weight(prefix + "router_norm")
+        for name in ("router_first", "router_second"):
+            u = gelu(self.biased(u, prefix + name, loras, has_bias=True))
+        return u
 
 
 def _of_rows(loras: LoraTokens, tokens: I64) -> LoraTokens:

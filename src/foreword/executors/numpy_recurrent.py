@@ -30,7 +30,8 @@ def recurrent_layer(
     states: F32,
     runs: Sequence[StateRun],
 ) -> F32:
-    """Return the layer's output [T, hidden] before the residual sum; h: its normed input [T, hidden].
+    """Return the layer's output [T, hidden] before the residual sum, or of mixed_qkv q, k and v side by side; h: its
+    normed input [T, hidden].
 
     states: float32 [number, ≥ state_size]: read and written as ``runs`` say, see `state_runs`.
     """
@@ -38,6 +39,8 @@ def recurrent_layer(
         return _short_conv(h, weight, product, spec, states, runs)
     if spec.kind == "mamba1":
         return _selective(h, weight, product, spec, states, runs)
+    if spec.kind == "mixed_qkv":
+        return _mixed_heads(h, weight, product, spec, states, runs)
     if spec.kind == "rg_lru":
         return _gated_linear(h, weight, product, spec, states, runs)
     inputs = {
@@ -179,6 +182,33 @@ def _gated_linear(
             last[:] = decay[t] * last + new[t]
             y[tokens][t] = last
     return _output(y * gelu_tanh(z), spec, weight, product)
+
+
+def _mixed_heads(
+    h: F32, weight: Callable[[str], F32], product: Product, spec: RecurrentSpec, states: F32, runs: Sequence[StateRun]
+) -> F32:
+    """See `recurrent_layer`."""
+    tokens, dim, num_key_heads = slice(0, len(h)), spec.value_dim, spec.num_key_heads
+    q, k, v = (_input(h, name, spec, weight, product) for name in ("q", "k", "v"))
+    u = np.concatenate([q, k, product(h, "late_v", tokens)], axis=1)
+    mixed, late = np.empty((len(h), spec.num_mixed), np.float32), np.empty((len(h), spec.num_late), np.float32)
+    for run, state in _with_states(runs, states[:, : spec.state_size]):
+        past = state.reshape(-1, spec.num_channels)
+        known = np.concatenate([past, u[run]])
+        past[:] = known[len(known) - len(past) :]
+        late[run] = known[len(past) - 1 : -1, spec.num_mixed :]
+        inner = _weighted(known[:, : spec.num_mixed], spec, weight)
+        windows = np.lib.stride_tricks.sliding_window_view(inner, spec.heads_kernel, axis=0)
+        windows = windows.reshape(len(windows), -1, dim, spec.heads_kernel)
+        of_heads = weight("heads_conv").reshape(-1, dim, dim, spec.heads_kernel)
+        mixed[run] = np.einsum("thci,hoci->tho", windows, of_heads, optimize=True).reshape(len(windows), -1)
+    mixed += weight("heads_conv_bias")
+    if spec.in_bias:
+        late += weight(in_bias_of("late_v"))
+    own = q.reshape(len(h), num_key_heads, -1, dim), k.reshape(len(h), num_key_heads, 1, dim)
+    rest = (own[0] + own[1]) * np.float32(0.5)
+    mixed += np.concatenate([rest.reshape(len(h), -1), rest.mean(2).reshape(len(h), -1)], axis=1)
+    return np.concatenate([mixed, v, late], axis=1)
 
 
 def _weighted(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:

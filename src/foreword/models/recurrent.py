@@ -28,15 +28,25 @@ or with ``tiled`` j mod num_key_heads:
 
     x += y Wo + bo
 
+    mixed_qkv:    u_t = [h Wq + bq, h Wk + bk] of all heads;   l_t = h Wlate_v
+                  d_t = Σ_i conv[:, i] u_{t − conv_kernel + 1 + i} + conv_bias            per channel, without silu
+                  m_t = Σ_i heads_conv[:, :, i] d_{t − heads_kernel + 1 + i} + heads_conv_bias        per head
+                  r = (q + k) / 2 for each query head, with the k of its key head
+                  q = m + r;   k = m + the mean of r of its query heads;   v = [h Wv + bv, l_{t−1} + blate_v]
+
+The heads q, k and v of mixed_qkv are its outputs, in place of the last sum: the attention of the next layer reads them.
+
 The biases of h W are there if in_bias, bo if o_bias.
 
 With sigmoid_gate, it is sigmoid(z) in place of silu(z).
 With scales, the products h W + b of v, k, q, z and dt (mamba2) are multiplied by these numbers first.
 
 The state is S [key_dim, value_dim] of each head and the last conv_kernel − 1 inputs u of the convolution, in float32.
-short_conv has no S: its key_dim is 0, and it has one head. mamba1 has one head, too; a_log is [value_dim, key_dim], so
-that each number of S decays by itself. rg_lru has one head, whose key_dim is 1; Wwrite and Wforget are [value_dim,
-rank]: the outputs of each block of ``rank`` adjacent ones read the values of this block alone.
+short_conv has no S: its key_dim is 0, and it has one head. mixed_qkv has none either; it has the last inputs u and l of
+both convolutions. num_heads and num_key_heads are those of attention, and value_dim is the size of all heads. mamba1
+has one head, too; a_log is [value_dim, key_dim], so that each number of S decays by itself. rg_lru has one head, whose
+key_dim is 1; Wwrite and Wforget are [value_dim, rank]: the outputs of each block of ``rank`` adjacent ones read the
+values of this block alone.
 """
 
 from __future__ import annotations
@@ -45,7 +55,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-RecurrentKind = Literal["mamba2", "gated_delta", "short_conv", "mamba1", "rg_lru"]
+RecurrentKind = Literal["mamba2", "gated_delta", "short_conv", "mamba1", "rg_lru", "mixed_qkv"]
 Normed = Literal["last", "first", "never"]
 """The place where the outputs of mamba2 are normed: after the gate, before it, or not at all."""
 Scales = tuple[float, float, float, float, float]
@@ -64,7 +74,7 @@ class RecurrentSpec:
 
     rank: the size of r of mamba1; of gated_delta, that of h Wz_low and of h Wdt_low, 0 if it has neither; of rg_lru,
     that of a block. inner_eps: see there; None: it has no inner norms. norm_eps: that of ``norm``; None: that of the
-    model. least_log: below zero; None: decays have no bound.
+    model. least_log: below zero; None: decays have no bound. heads_kernel: of the second convolution of mixed_qkv.
     """
 
     kind: RecurrentKind
@@ -88,6 +98,7 @@ class RecurrentSpec:
     least_log: float | None = None
     sigmoid_gate: bool = False
     joint_norm: bool = False
+    heads_kernel: int = 1
 
     def scale_of(self, part: str) -> float:
         """Return the number that the product of v, k, q, z or dt is multiplied by."""
@@ -99,6 +110,9 @@ class RecurrentSpec:
         keys = self.num_key_heads * self.key_dim
         if self.kind in ("short_conv", "mamba1", "rg_lru"):
             return (("v", self.num_values),)
+        if self.kind == "mixed_qkv":
+            of_keys = self.num_key_heads * self.value_dim
+            return (("q", self.num_values), ("k", of_keys), ("late_v", of_keys // 2))
         sizes = (("q", keys), ("k", keys), ("v", self.num_values))
         return sizes if self.kind == "gated_delta" else sizes[::-1]
 
@@ -130,7 +144,22 @@ class RecurrentSpec:
     @property
     def state_size(self) -> int:
         """The number of floats in the state of one request in one layer."""
-        return self.num_values * self.key_dim + (self.conv_kernel - 1) * self.num_channels
+        return self.num_values * self.key_dim + self.num_inputs * self.num_channels
+
+    @property
+    def num_inputs(self) -> int:
+        """The number of inputs of its convolutions that a state has for each channel."""
+        return self.conv_kernel - 1 + self.heads_kernel - 1
+
+    @property
+    def num_mixed(self) -> int:
+        """The number of channels of the convolutions of mixed_qkv."""
+        return self.num_channels - self.num_late
+
+    @property
+    def num_late(self) -> int:
+        """The number of values of mixed_qkv that are those of the token before: half of them."""
+        return self.num_key_heads * self.value_dim // 2
 
     def weight_names(self, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the canonical names of a layer's weights and their shapes, as `foreword.models.spec.weight_names`."""
@@ -138,6 +167,9 @@ class RecurrentSpec:
         inputs = [*self.parts, *([(f"{name}_low", self.rank) for name, _ in last] if self.has_low_parts else last)]
         if self.kind in ("gated_delta", "short_conv"):
             inputs.append(("beta", self.num_values if self.kind == "short_conv" else self.num_heads))
+        if self.kind == "mixed_qkv":
+            yield from self._mixed_names(hidden)
+            return
         for part, size in inputs:
             yield part, (size, hidden)
             if self.in_bias:
@@ -172,7 +204,9 @@ class RecurrentSpec:
 
     @property
     def last_parts(self) -> tuple[tuple[str, int], ...]:
-        """The parts of a token besides the channels and beta: (z or dt; number of outputs)."""
+        """The parts of a token besides the channels and beta: (z or dt, or v of mixed_qkv; number of outputs)."""
+        if self.kind == "mixed_qkv":
+            return (("v", self.num_late),)
         gate = (("z", self.num_values),)
         return (*gate, ("dt", self.num_decays)) if self.kind in ("mamba2", "gated_delta") else gate
 
@@ -180,6 +214,17 @@ class RecurrentSpec:
     def inner_parts(self) -> tuple[tuple[str, int], ...]:
         """The products of v of mamba1 in their order: (name, number of outputs)."""
         return (("dt_low", self.rank), ("k", self.key_dim), ("q", self.key_dim)) if self.kind == "mamba1" else ()
+
+    def _mixed_names(self, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the names and shapes of mixed_qkv."""
+        for part, size in (*self.parts, *self.last_parts):
+            yield part, (size, hidden)
+            if self.in_bias:
+                yield in_bias_of(part), (size,)
+        yield "conv", (self.num_mixed, self.conv_kernel)
+        yield "conv_bias", (self.num_mixed,)
+        yield "heads_conv", (self.num_mixed, self.value_dim, self.heads_kernel)
+        yield "heads_conv_bias", (self.num_mixed,)
 
     def _selective_names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the names and shapes of what mamba1 has besides products of h and the convolution."""

@@ -15,6 +15,7 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     q, k = unit(q), unit(k);  v = unit(v)                                     if the layer has unit_qk_eps, which is the
                                                                               eps then; if it has unit_v. per head
     q, k = rope(q) q_norm, rope(k) k_norm in place of rope(q), rope(k)        if qk_scales; for each head
+    k *= key_scale                                                            if key_scales; a number per head
     q *= 1 + growth.scale * ln(1 + ⌊(position + growth.offset) / growth.interval⌋)     if the layer has a query_growth
     a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window;
                                                                               sinks: below; with slopes, a head
@@ -32,6 +33,8 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
                             biases of Wgate, Wup and Wdown if mlp_bias; another gate: ClampedGate, gate_cutoff
     m = norm(m, post_mlp_norm) if post_norms;   x += residual_scale mlp_scale m
     x += the mixture of the experts of the layer before, of the h of its MLP      if that has late_moe
+    x += b stands for x = (b + sum_bias) sum_scale + (x + kept_bias) kept_scale, with attn_ or mlp_ before these names,
+    in the sums of attention and MLP                                          if scaled_sums
     x += norm((act(x Wper_layer_gate) * p) Wper_layer_out, post_per_layer_norm)   if per_layer, with p: PerLayerSpec
     x *= layer_scale                                                          if layer_scales
     the lines of `StreamsSpec` beside these                                   if streams
@@ -54,7 +57,8 @@ With mla, attention is over one compressed head, whose keys are its values, see 
 the keys that this chooses, see `IndexerSpec`.
 In a model whose layers run several times for a token, X_0 begins as stream_begin and X_1 as the first layer's input.
 ``x`` begins as embed[input_ids] * embedding_scale, or as the prompt embedding in place of a token; plus
-positions[position] if num_positions; through norm(x, embed_norm) if embed_norm.
+positions[position] if num_positions; through norm(x, embed_norm) if embed_norm; as (x + embed_bias) embed_scale if
+scaled_sums.
 A recurrent layer (`foreword.models.recurrent`) replaces the lines of attention; `LayerSpec` says which lines a layer
 lacks, and where its norms are, if not where pre_norms and post_norms say.
 """
@@ -74,6 +78,8 @@ Scoring = Literal["softmax", "sigmoid"]
 
 XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 """The weights of xIELU in a layer, a number each."""
+SUM = ("sum_bias", "sum_scale", "kept_bias", "kept_scale")
+"""The vectors of a sum with scales."""
 INDEXER = ("index_q", "index_k", "index_k_norm", "index_k_norm_bias", "index_weights")
 """The weights of an indexer in a layer."""
 
@@ -95,6 +101,21 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """An MLP in a router. With ``before`` the r of the layer with experts before, where the router carries it:
+
+        r = h Wrouter_in + router_in_bias;   r += before router_carry         r and router_carry: [size]
+        u = norm(r, router_norm)
+        u = gelu(u Wrouter_first + router_first_bias);   u = gelu(u Wrouter_second + router_second_bias)
+
+    Then s = u Wrouter.
+    """
+
+    size: int
+    carries: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MoeSpec:
     """A mixture of experts in place of the dense MLP.
 
@@ -113,6 +134,8 @@ class MoeSpec:
     ranks_outputs: s stands in the place of p in the choice of experts.
     identities: the number of further experts of the router, behind the others, whose output is their input h. Beside
     them there is no shared expert, and the experts read h.
+    empties: the number of further experts, behind all others, whose output is 0.
+    router: s = u Wrouter with the u of this MLP, in place of h Wrouter.
 
     sparse_mix: in place of that, experts are taken in rounds. With the outputs s of the router, the expert e of a round
     has the largest s of those that are not taken yet, and p_e = 1 / Σ_f exp(s_f − s_e) over the f of these with
@@ -144,11 +167,13 @@ class MoeSpec:
     ranks_outputs: bool = False
     identities: int = 0
     zeroes_groups: bool = False
+    empties: int = 0
+    router: RouterSpec | None = None
 
     @property
     def num_choices(self) -> int:
         """The number of experts that the router knows."""
-        return self.num_experts + self.identities
+        return self.num_experts + self.identities + self.empties
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +360,8 @@ class LayerSpec:
     aside: the layer has the lines of `AsideSpec` in place of others. A layer with a mixer follows.
     attn_norm_rank, mlp_norm_rank: the ranks of gates of both norms; 0: these have none. Such layers have these norms,
     and a model with one residual stream; those with attn_norm_rank follow no layer aside, and are none.
+    takes_qkv: its queries, keys and values are the outputs of the layer before, a recurrent one of kind mixed_qkv,
+    which has only a mixer and adds nothing to x. Such a layer is ``beside``.
     takes_chosen: in a model with an indexer, the layer has none, and its queries see the keys at the positions that
     were chosen for the last layer before it with one.
     weights_of: the layer is this earlier one, run again, with keys and values of its own. A change of the earlier one
@@ -371,6 +398,7 @@ class LayerSpec:
     stream: int | None = None
     attn_norm_rank: int = 0
     mlp_norm_rank: int = 0
+    takes_qkv: bool = False
 
     @property
     def experts(self) -> MoeSpec | None:
@@ -380,6 +408,11 @@ class LayerSpec:
     @property
     def has_attention(self) -> bool:
         return self.has_mixer and self.recurrent is None
+
+    @property
+    def adds_mixer(self) -> bool:
+        """True if the output of its mixer is added to the residual stream."""
+        return self.has_mixer and (self.recurrent is None or self.recurrent.kind != "mixed_qkv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +443,7 @@ class DecoderSpec:
     slopes: one per head, or none (ALiBi); models with them have no attn_softcap, sinks or other heads in some layers.
     qk_layer_norm: only with qk_norm, of single heads.
     indexer: only with mla, in layers that all see all tokens before; the first of them has one.
+    scaled_sums: only in layers without norms after mixer and MLP, ``kept`` and other factors of their outputs.
     has_logits: whether it has an output projection; classifiers have another head, see `PoolingSpec`.
     longer: the same model for requests of more than ``max_model_len`` tokens, if those use other rotary frequencies
     (longrope). An engine uses one of the two for all requests, so that cached keys stay consistent: see `for_length`.
@@ -436,6 +470,7 @@ class DecoderSpec:
     qk_norm: bool = False
     qk_layer_norm: QKLayerNorm | None = None
     qk_scales: bool = False
+    key_scales: bool = False
     joint_qk_norm: bool = False
     attn_gate: bool = False
     head_gates: bool = False
@@ -458,6 +493,7 @@ class DecoderSpec:
     post_norms: bool = False
     layer_norm: bool = False
     residual_scale: float = 1.0
+    scaled_sums: bool = False
     logit_scale: float = 1.0
     head_dense: bool = False
     logits_bias: bool = False
@@ -627,6 +663,8 @@ def weight_names(spec: DecoderSpec, *, by_layer: bool = False) -> Iterator[tuple
         yield "positions", (spec.num_positions, d)
     if spec.embed_norm:
         yield from _norm(spec, "embed_norm")
+    if spec.scaled_sums:
+        yield from ((f"embed_{name}", (d,)) for name in ("bias", "scale"))
     if (per_layer := spec.per_layer) is not None:
         yield "per_layer_embed", (per_layer.vocab_size, spec.num_layers * per_layer.size)
         yield "per_layer_in", (spec.num_layers * per_layer.size, d)
@@ -656,6 +694,8 @@ def weight_names(spec: DecoderSpec, *, by_layer: bool = False) -> Iterator[tuple
                     yield from ((p + name, shape) for name, shape in _indexer(spec, indexer))
             if norms.after_mixer:
                 yield from _norm(spec, p + "post_attn_norm")
+            if spec.scaled_sums and layer.adds_mixer:
+                yield from ((f"{p}attn_{name}", (d,)) for name in SUM)
         if layer.has_mlp:
             if norms.before_mlp and (spec.parallel_norm or not spec.parallel_mlp):
                 yield from _norm(spec, p + "mlp_norm", layer.mlp_norm_rank)
@@ -665,6 +705,8 @@ def weight_names(spec: DecoderSpec, *, by_layer: bool = False) -> Iterator[tuple
                 yield from _experts(spec, p, layer.late_moe)
             if norms.after_mlp:
                 yield from _norm(spec, p + "post_mlp_norm")
+            if spec.scaled_sums:
+                yield from ((f"{p}mlp_{name}", (d,)) for name in SUM)
         if per_layer is not None:
             yield p + "per_layer_gate", (per_layer.size, d)
             yield p + "per_layer_out", (d, per_layer.size)
@@ -745,6 +787,8 @@ def _aside(
 
 def projections(layer: LayerSpec) -> tuple[str, ...]:
     """Return which of queries, keys and values a layer with attention computes by its own matrix."""
+    if layer.takes_qkv:
+        return ()
     if layer.reads_layer is not None:
         return ("q",)
     return ("q", "k") if layer.values_are_keys else ("q", "k", "v")
@@ -775,6 +819,8 @@ def _attention(
         yield p + "attn_gate", (gates, d)
         if spec.qkv_bias:
             yield p + "attn_gate_bias", (gates,)
+    if spec.key_scales:
+        yield p + "key_scale", (num_kv_heads,)
     if layer.has_sinks:
         yield p + "sinks", (num_heads,)
     if spec.inner_norms:
@@ -813,8 +859,19 @@ def _indexer(spec: DecoderSpec, of: IndexerSpec) -> Iterator[tuple[str, tuple[in
     yield from zip(INDEXER, shapes, strict=True)
 
 
+def _router(spec: DecoderSpec, of: RouterSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "router_norm", (of.size,)
+    if of.carries:
+        yield "router_carry", (of.size,)
+    for name, inputs in (("router_in", spec.hidden_size), ("router_first", of.size), ("router_second", of.size)):
+        yield name, (of.size, inputs)
+        yield name + "_bias", (of.size,)
+
+
 def _experts(spec: DecoderSpec, p: str, moe: MoeSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield p + "router", (moe.num_choices, spec.hidden_size)
+    if moe.router is not None:
+        yield from ((p + name, shape) for name, shape in _router(spec, moe.router))
+    yield p + "router", (moe.num_choices, spec.hidden_size if moe.router is None else moe.router.size)
     if moe.own_norms:
         for name in ("experts_norm", "post_experts_norm", "post_shared_norm"):
             yield from _norm(spec, p + name)

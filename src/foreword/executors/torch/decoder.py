@@ -6,18 +6,20 @@ A step reads and writes tensors only: what it needs of the batch is in `Step`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, layer_norm, linear, rms_norm, softplus
+from torch.nn.functional import embedding, gelu, layer_norm, linear, rms_norm, softplus
 
 from foreword.arrays import F32
 from foreword.executors.functions import xielu_numbers
 from foreword.executors.torch.activations import ACTIVATIONS
 from foreword.executors.torch.attention import AttentionCall
 from foreword.executors.torch.loras import Changeable, ProductChanges
+from foreword.executors.torch.mixed_heads import MixedHeads, TakenHeads
 from foreword.executors.torch.norms import Norm, norms_around
 from foreword.executors.torch.recurrent import RecurrentLayer
 from foreword.executors.torch.rotation import Rotation
@@ -25,7 +27,17 @@ from foreword.executors.torch.shard import Shard
 from foreword.executors.torch.step import PagedStep, Step
 from foreword.executors.torch.streams import PerLayerInputs, Streams, StreamUpdate
 from foreword.executors.torch.weights import Linear, Loader
-from foreword.models.spec import AsideSpec, DecoderSpec, IndexerSpec, MlaSpec, MoeSpec, block_of, projections
+from foreword.models.spec import (
+    SUM,
+    AsideSpec,
+    DecoderSpec,
+    IndexerSpec,
+    MlaSpec,
+    MoeSpec,
+    RouterSpec,
+    block_of,
+    projections,
+)
 
 Result = TypeVar("Result")
 StepType = TypeVar("StepType", bound=Step)
@@ -60,11 +72,13 @@ class Decoder(Generic[StepType]):
         self.embed = load("embed")
         self.positions = load("positions") if spec.num_positions else None
         self.embed_norm = Norm(spec, "embed_norm" if spec.embed_norm else None, load)
+        self.embed_scales = [load(f"embed_{name}") for name in ("bias", "scale")] if spec.scaled_sums else None
         self.per_layer = None if spec.per_layer is None else PerLayerInputs(spec, spec.per_layer, load)
         self.streams = None if spec.streams is None else Streams(spec.streams, load)
         self.stream_begin = load("stream_begin") if spec.has_runs else None
+        routed = Routed()
         self.layers = [
-            Layer(spec, i, load, mixer, compile=compile)
+            Layer(spec, i, load, mixer, routed, compile=compile)
             if layer.aside is None
             else AsideLayer(spec, i, layer.aside, load, mixer)
             for i, layer in enumerate(spec.layers)
@@ -95,6 +109,9 @@ class Decoder(Generic[StepType]):
         if self.positions is not None:
             x = x + embedding(step.positions, self.positions)
         x = self.embed_norm(x)
+        if self.embed_scales is not None:
+            bias, scale = self.embed_scales
+            x = (x + bias) * scale
         inputs = None if self.per_layer is None else self.per_layer(x, step.input_ids, step.loras)
         h = first = x
         aside: Tensor | None = None  # the output of a layer that the next one reads
@@ -138,44 +155,74 @@ class Decoder(Generic[StepType]):
         return cap(logits if self.head_bias is None else logits + self.head_bias, self.spec.final_softcap)
 
 
+class ScaledSum:
+    """A sum with scales and biases, of the vectors NAME_sum_bias and so on: see `foreword.models.spec`."""
+
+    def __init__(self, name: str, load: Loader) -> None:
+        self.bias, self.scale, self.kept_bias, self.kept_scale = (load(f"{name}_{part}") for part in SUM)
+
+    def __call__(self, x: Tensor, branch: Tensor) -> Tensor:
+        return (branch + self.bias) * self.scale + (x + self.kept_bias) * self.kept_scale
+
+
+class PlainSum:
+    """A sum with one factor of the branch, after its norm."""
+
+    def __init__(self, norm: Norm, scale: float) -> None:
+        self.norm, self.scale = norm, scale
+
+    def __call__(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + _scaled(self.norm(branch), self.scale)
+
+
+@dataclass(slots=True)
+class Routed:
+    """The r of the last router that has run: see `RouterSpec`."""
+
+    r: Tensor | None = None
+
+
 class Layer(Generic[StepType]):
-    """One layer of a decoder. products: those that adapters may change."""
+    """One layer of a decoder. products: those that adapters may change. routed: what its router reads, and replaces."""
 
     def __init__(
-        self, spec: DecoderSpec, index: int, load: Loader, mixer: MakeMixer[StepType], *, compile: bool
+        self, spec: DecoderSpec, index: int, load: Loader, mixer: MakeMixer[StepType], routed: Routed, *, compile: bool
     ) -> None:
         layer, prefix = spec.layers[index], spec.prefix_of(index)
         norms = spec.norms_of(layer)
-        self.mixer_scale, self.mlp_scale = (spec.residual_scale * x for x in (layer.mixer_scale, layer.mlp_scale))
-        self.kept = layer.kept
+        mixer_scale, mlp_scale = (spec.residual_scale * x for x in (layer.mixer_scale, layer.mlp_scale))
+        self.kept, self.adds_mixer = layer.kept, layer.adds_mixer
         self.products: list[Changeable] = []
         self.mixer: Mixer[StepType] | None = None
         self.attn_norm: Norm | None = None
         if layer.has_mixer:
-            before, self.post_attn_norm = norms_around(
+            before, after = norms_around(
                 *(spec, prefix + "attn_norm", prefix + "post_attn_norm", load),
                 has_before=norms.before_mixer and not layer.beside,
                 has_after=norms.after_mixer,
                 gate_rank=layer.attn_norm_rank,
             )
             self.attn_norm = None if layer.beside else before
+            has_scales = spec.scaled_sums and layer.adds_mixer
+            self._add_mixer = ScaledSum(prefix + "attn", load) if has_scales else PlainSum(after, mixer_scale)
             self.mixer = mixer(spec, index, load)
             self.products += [*before.products, *self.mixer.products]
         self.mlp: Mlp | Experts | None = None
         if layer.has_mlp:
             has_norm = spec.parallel_norm or not spec.parallel_mlp
-            before, self.post_mlp_norm = norms_around(
+            before, after = norms_around(
                 *(spec, prefix + "mlp_norm", prefix + "post_mlp_norm", load),
                 has_before=norms.before_mlp and has_norm,
                 has_after=norms.after_mlp,
                 gate_rank=layer.mlp_norm_rank,
             )
             self.mlp_norm = before if has_norm else None
+            self._add_mlp = ScaledSum(prefix + "mlp", load) if spec.scaled_sums else PlainSum(after, mlp_scale)
             self.is_parallel = spec.parallel_norm
             if layer.moe is None:
                 self.mlp = Mlp(prefix, spec, load, layer.gate_cutoff)
             else:
-                self.mlp = Experts(prefix, spec, layer.moe, load)
+                self.mlp = Experts(prefix, spec, layer.moe, load, routed)
             self.products += [*before.products, *self.mlp.products]
         self.per_layer: tuple[Linear, Linear, Norm] | None = None
         if spec.per_layer is not None:
@@ -187,19 +234,21 @@ class Layer(Generic[StepType]):
         self.products += [] if self.streams is None else self.streams.products
         self.scale = load(prefix + "layer_scale") if spec.layer_scales else None
         self._input: Callable[[Tensor], Tensor] = rounded if spec.rounds_inputs else lambda h: h
-        self.late = None if layer.late_moe is None else Experts(prefix, spec, layer.late_moe, load)
+        self.late = None if layer.late_moe is None else Experts(prefix, spec, layer.late_moe, load, routed)
         self.products += [] if self.late is None else self.late.products
         self._rest = compiled(Layer._after_mixer) if compile and layer.experts is None else Layer._after_mixer
 
     def __call__(
         self, x: Tensor, h: Tensor, step: StepType, aside: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the layer's output, the input of its mixer, and what its late experts add. h: the input of the mixer
-        before. aside: see `AsideSpec`.
+        """Return the layer's output, the input of its mixer, or what the mixer gives if this is not added, and what its
+        late experts add. h: the second of these of the layer before. aside: see `AsideSpec`.
         """
         if self.attn_norm is not None:
             h = self._input(self.attn_norm(x if aside is None else x + aside, step.loras))
         a = None if self.mixer is None else self.mixer(h, step)
+        if a is not None and not self.adds_mixer:
+            return x, a, None
         x, late = self._rest(self, x, h, a, step.loras)
         return x, h, late
 
@@ -212,13 +261,13 @@ class Layer(Generic[StepType]):
         before, late = x, None
         if a is not None:
             x = x if self.kept is None else _scaled(h, self.kept[0])
-            x = x + _scaled(self.post_attn_norm(a), self.mixer_scale)
+            x = self._add_mixer(x, a)
         if self.mlp is not None:
             h = h if self.mlp_norm is None else self._input(self.mlp_norm(before if self.is_parallel else x, loras))
             m = self.mlp(h, loras) if isinstance(self.mlp, Mlp) else self.mlp(x, h, loras)
             late = None if self.late is None else self.late(x, h, loras)
             x = x if self.kept is None else _scaled(h, self.kept[1])
-            x = x + _scaled(self.post_mlp_norm(m), self.mlp_scale)
+            x = self._add_mlp(x, m)
         return x, late
 
     def update(self, streams: Tensor, inputs: Tensor | None, step: StepType) -> Tensor:
@@ -230,7 +279,7 @@ class Layer(Generic[StepType]):
         predicted = of.predict(streams, step.loras)
         x = predicted[0]
         h = self.attn_norm(x)
-        x = x + _scaled(self.post_attn_norm(self.mixer(h, step)), self.mixer_scale)
+        x = self._add_mixer(x, self.mixer(h, step))
         x, _ = self._after_mixer((x + of.laurel(h, step.loras)) * 0.5**0.5, h, None, step.loras)
         streams = of.correct(predicted, x, step.loras)
         first = streams[0] if of.scale is None else streams[0] * of.scale
@@ -348,16 +397,21 @@ class AttentionWeights:
             own, prefix = prefix, block_of(aside)
         names = (*projected, "attn_gate") if spec.attn_gate else projected
         biases = names if spec.qkv_bias else ()
+        self.inputs: Linear | TakenHeads
         if aside is not None:
             self.inputs = load.of_block(prefix, own, names, split="outputs", among=load.shards.heads)
             self.output = load.of_block(prefix, own, ["o"], split="inputs", among=load.shards.heads)
         else:
-            self.inputs = load.linear(prefix, names, biases=biases, split="outputs", among=load.shards.heads)
+            if self.layer.takes_qkv:
+                self.inputs = TakenHeads(self.heads, load.shards.heads, load)
+            else:
+                self.inputs = load.linear(prefix, names, biases=biases, split="outputs", among=load.shards.heads)
             o_biases = "o" if spec.o_bias else ()
             self.output = load.linear(prefix, ["o"], biases=o_biases, split="inputs", among=load.shards.heads)
-        self.products: list[Changeable] = [self.inputs, self.output]
+        own_inputs = [self.inputs] if isinstance(self.inputs, Linear) else []
+        self.products: list[Changeable] = [*own_inputs, self.output]
         self.products += [] if self.low is None else self.low.products
-        self.ends = tuple(accumulate(map(len, self.inputs.outputs[: len(projected)])))
+        self.ends = tuple(accumulate(map(len, self.inputs.outputs[: len(projected) or None])))
         self.norms: tuple[Tensor, ...] | None = None
         self.norm_biases: tuple[Tensor, ...] | None = None
         self.qk_eps = spec.norm_eps
@@ -370,6 +424,10 @@ class AttentionWeights:
         if self.layer.unit_qk_eps is not None:
             ones = torch.ones(self.heads.head_dim, dtype=load.dtype, device=load.device)
             self.norms, self.qk_eps = (ones, ones), self.layer.unit_qk_eps
+        if spec.key_scales:
+            assert self.norms is not None  # which such models have
+            of_keys = load.among_heads(prefix + "key_scale")[:, None]
+            self.norms = self.norms[0], self.norms[1] * of_keys
         self.query_scales = load(prefix + "q_norm") * load(prefix + "k_norm") if spec.qk_scales else None
         self.sinks = load.among_heads(prefix + "sinks") if self.layer.has_sinks else None
         self.slopes: Tensor | None = None
@@ -572,6 +630,8 @@ class LatentLayer(LatentWeights):
 def paged_mixer(spec: DecoderSpec, index: int, load: Loader, *, compile: bool = False) -> Mixer[PagedStep]:
     """Make the mixer of a layer. compile: its projections run through torch.compile in steps without adapters."""
     recurrent = spec.layers[index].recurrent
+    if recurrent is not None and recurrent.kind == "mixed_qkv":
+        return MixedHeads(recurrent, spec, index, load)
     if recurrent is not None:
         return RecurrentLayer(recurrent, spec, index, load)
     if spec.mla is not None:
@@ -596,16 +656,42 @@ class Mlp:
         return self.down(self.last_input(self.gate(self.inputs(h, loras))), loras)
 
 
+class RouterMlp:
+    """The MLP of a router, in float32: see `RouterSpec`. products: those that adapters may change."""
+
+    def __init__(self, prefix: str, spec: DecoderSpec, of: RouterSpec, load: Loader, routed: Routed) -> None:
+        names = [f"{prefix}router_{name}" for name in ("in", "first", "second")]
+        self.products = [load.linear("", [name], dtype=torch.float32) for name in names]
+        self._biases = [load(name + "_bias", torch.float32) for name in names]
+        self._norm, self._eps = load(prefix + "router_norm", torch.float32), spec.norm_eps
+        self._carry = load(prefix + "router_carry", torch.float32) if of.carries else None
+        self._routed = routed
+
+    def __call__(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
+        """Return the input of the last matrix of the router [T, size], for the layer's input [T, hidden]."""
+        (into, *others), (bias, *biases) = self.products, self._biases
+        r = into(h, loras) + bias
+        if self._carry is not None and self._routed.r is not None:
+            r = r + self._routed.r * self._carry
+        self._routed.r = r
+        u = rms_norm(r, r.shape[1:], self._norm, self._eps)
+        for matrix, own in zip(others, biases, strict=True):
+            u = gelu(matrix(u, loras) + own)
+        return u
+
+
 class Experts:
     """Each token through its chosen experts, weighted by the router, and the shared expert if there is one.
 
     The router computes in float32. Of equal probabilities the expert with the lowest number comes first.
     """
 
-    def __init__(self, prefix: str, spec: DecoderSpec, moe: MoeSpec, load: Loader) -> None:
+    def __init__(self, prefix: str, spec: DecoderSpec, moe: MoeSpec, load: Loader, routed: Routed) -> None:
         self.moe, self.gate = moe, Gate(spec)
         self.router = load.linear(prefix, ["router"], dtype=torch.float32)
         self.products: list[Changeable] = [self.router]
+        self.router_mlp = None if moe.router is None else RouterMlp(prefix, spec, moe.router, load, routed)
+        self.products += [] if self.router_mlp is None else self.router_mlp.products
         self.scores_bias = load(prefix + "scores_bias", torch.float32) if moe.scores_bias else None
         self.router_bias = load(prefix + "router_bias", torch.float32) if moe.router_bias else None
         self.norms: tuple[Norm, ...] | None = None  # for the experts' input and output, and the shared one's output
@@ -643,6 +729,8 @@ class Experts:
         routed, inputs = h.float(), h
         if self.norms is not None:
             routed, inputs = rms_norm(x.float(), x.shape[1:], self.router_scale, self.eps), self.norms[0](x)
+        if self.router_mlp is not None:
+            routed = self.router_mlp(routed, loras)
         scores = self.router(routed, loras)
         scores = cap(scores if self.scores_bias is None else scores + self.scores_bias, self.moe.softcap)
         if self.moe.sparse_mix is not None:
@@ -663,8 +751,11 @@ class Experts:
             weights = weights * self.expert_scales[chosen]
         kept: Tensor | None = None  # [T, 1]: the sum of the weights of experts whose output is their input
         if self.moe.identities:
-            is_kept = chosen >= self.moe.num_experts
+            is_kept = (chosen >= self.moe.num_experts) & (chosen < self.moe.num_experts + self.moe.identities)
             kept, weights = (weights * is_kept).sum(-1, keepdim=True), weights.masked_fill(is_kept, 0)
+        if self.moe.empties:
+            weights = weights.masked_fill(chosen >= self.moe.num_experts, 0)
+        if self.moe.identities or self.moe.empties:
             chosen = chosen.clamp(max=self.moe.num_experts - 1)
         experts, order = chosen.flatten().sort(stable=True)  # the pairs of a token and one of its experts
         ends = torch.searchsorted(experts, self.numbers, right=True).int()

@@ -23,8 +23,7 @@ class RecurrentLayer:
 
     def __init__(self, own: RecurrentSpec, spec: DecoderSpec, index: int, load: Loader) -> None:
         prefix = f"{spec.prefix_of(index)}state."
-        self.index = sum(layer.recurrent is not None for layer in spec.layers[:index])  # in the cache
-        self.group = next(g for g, group in enumerate(spec.kv_groups()) if index in group.layers)
+        self.index, self.group = state_place(spec, index)
         self.spec, self.is_delta = own, own.kind == "gated_delta"
         self.eps = spec.norm_eps if own.norm_eps is None else own.norm_eps
         self.is_short = own.kind == "short_conv"
@@ -248,6 +247,12 @@ class RecurrentLayer:
         out = (y.flatten(1) if is_first else y.flatten(1) * gate).unflatten(1, (parts, -1))
         out = rms_norm(out, out.shape[2:], None, self.eps).flatten(1) * self.norm
         return out * gate if is_first else out
+
+
+def state_place(spec: DecoderSpec, index: int) -> tuple[int, int]:
+    """Return the number of a layer among the recurrent ones, whose states the cache has so, and its KV group."""
+    number = sum(layer.recurrent is not None for layer in spec.layers[:index])
+    return number, next(g for g, group in enumerate(spec.kv_groups()) if index in group.layers)
 
 
 def product(of: Linear, x: Tensor, inputs: PagedStep) -> Tensor:

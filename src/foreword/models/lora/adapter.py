@@ -25,7 +25,7 @@ _TARGET = re.compile(
     r"per_layer_in|head_dense|stream_(in|out)\.\d+|layers\.\d+\.("
     r"q|k|v|q_a|kv_a|k_b|v_b|attn_gate|o|aside|(q|k|v|mlp)_low|(q|k|v|gate|up)_high|(attn|mlp)_norm_(low|high)|"
     r"index_q|index_k|index_weights|"
-    r"state\.(q|k|v|z|dt|beta|z_low|dt_low|o)|"
+    r"state\.(q|k|v|late_v|z|dt|beta|z_low|dt_low|o)|router_(in|first|second)|"
     r"((shared|experts\.\d+)\.)?(gate|up|down)|router|shared_gate|latent_in|latent_out|"
     r"per_layer_gate|per_layer_out|streams_router|streams_predict|streams_correct|laurel_left|laurel_right)"
 )
