@@ -112,6 +112,8 @@ SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
                             "use_shared_attention_adapter": True, "num_hidden_layers": 12,
                             "layers_block_type": (["linear_attention"] * 3 + ["hybrid"]) * 3}),
     "RecurrentGemma": ("recurrent_gemma", {"intermediate_size": 4096}),
+    "ZAYA": ("zaya", {"num_experts": 16, "moe_intermediate_size": 2048, "head_dim": 128, "num_attention_heads": 8,
+                      "num_key_value_heads": 2}),
     "Qwen3-Next": ("qwen3_next", {**_ROPE, **_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 512}),
     "Qwen3.5": ("qwen3_5_text", {**_ROPE, **_DELTA}),
     "Qwen3.5 MoE": ("qwen3_5_moe_text", {**_ROPE, **_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 512}),

@@ -49,7 +49,8 @@ TURNED = {"llama4_text", "gpt_oss", "aria_text"}
 
 def are_turned(shapes):
     """Return whether a checkpoint has all experts of a layer in a tensor [experts, in, out]."""
-    return any(name.endswith(("feed_forward.experts.down_proj", "down_proj_bias", "fc1.weight")) for name in shapes)
+    ends = ("feed_forward.experts.down_proj", "down_proj_bias", "experts.fc1.weight")
+    return any(name.endswith(ends) for name in shapes)
 
 
 def random_expert_factors(shapes, rank=4, seed=1):

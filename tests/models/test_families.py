@@ -287,7 +287,7 @@ def older(config):
         name
         for name in TINY
         if not name.startswith(
-            ("gemma4", "lfm3", "mellum", "laguna", "cohere2-moe", "cohere-compass", "mimo", "modernbert")
+            ("gemma4", "lfm3", "mellum", "laguna", "cohere2-moe", "cohere-compass", "mimo", "modernbert", "zaya")
         )
     ],
 )  # their configurations were never older, or transformers ignores older ones

@@ -184,6 +184,8 @@ def variants(model_type):
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
     if model_type in PER_LAYER_TYPE:
         yarn = {"full_attention": yarn, "sliding_attention": yarn}
+    if model_type == "zaya":
+        yarn = {"hybrid": yarn}
     is_fixed = (
         model_type in ("phi3", "phimoe", "recurrent_gemma")
         or ALL[model_type].keys.get("rope_parameters", Key("")).values

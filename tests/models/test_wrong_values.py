@@ -64,6 +64,7 @@ def is_number(value):
 
 
 _OWN_ROTARY = (
+    "zaya",
     "mellum",
     "laguna",
     "lfm3",
@@ -174,6 +175,19 @@ def test_rotary_parameters_of_a_wrong_type_are_refused(kind):
         ("hrm_text", {"H_cycles": 4000}, r"12000 runs of \d layers are more than 4096"),
         ("hrm_text", {"num_key_value_heads": 2}, "num_key_value_heads = 2 is not supported"),
         ("hrm_text", {"embedding_scale": None, "initializer_range": 0}, "initializer_range = 0.* is not above zero"),
+        ("zaya", {"layer_types": ["full_attention"] * 4}, "layer_types .* is not 4 of hybrid and hybrid_sliding"),
+        ("zaya", {"layer_types": ["hybrid"]}, r"layer_types \['hybrid'\] is not 4 of"),
+        ("zaya", {"num_experts_per_tok": 2}, "num_experts_per_tok = 2 is not supported"),
+        ("zaya", {"cca_time0": 1, "cca_time1": 1}, "cca_time0 = cca_time1 = 1 is not supported"),
+        ("zaya", {"head_dim": 5, "num_key_value_heads": 1}, "5 values are not two halves"),
+        ("zaya", {"sliding_window": None}, "sliding_window"),
+        ("zaya", {"rope_parameters": {"hybrid": {"rope_theta": 1e4}}}, "no rope_theta for hybrid_sliding"),
+        ("zaya", {"rope_parameters": {"rope_type": "default"}}, "no rope_theta for hybrid"),
+        (
+            "zaya",
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+            "no rope_theta for hybrid",
+        ),
         ("bamba", {"attn_layer_indices": [True]}, "attn_layer_indices has True, not an integer from 0"),
         ("qwen3", {"layer_types": []}, r"layer_types \[\] is not 4 of full_attention and sliding_attention"),
         ("qwen3", {"layer_types": ["x"] * 4}, "layer_types .* is not 4 of full_attention"),

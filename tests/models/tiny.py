@@ -5,17 +5,27 @@ import struct
 
 import numpy as np
 
+NORMS = (
+    *("norm.weight", ".norm_1.weight", ".norm_2.weight", "transformer.norm_f.weight"),
+    *("hidden_states_scale", "residual_scale", "router_states_scale", "qk_norm.temp"),
+)
+"""The ends of the names of weights that vary around one."""
+
 
 def random_tensors(shapes, seed=0):
-    """{name: float32 array} for {name: shape}, equal for equal seeds. Norm weights vary around one."""
+    """{name: float32 array} for {name: shape}, equal for equal seeds. Those of `NORMS` vary around one."""
     rng = np.random.default_rng(seed)
     tensors = {}
     for name in sorted(shapes):
-        is_norm = name.endswith(("norm.weight", ".norm_1.weight", ".norm_2.weight", "transformer.norm_f.weight"))
+        is_norm = name.endswith(NORMS)
         scale = 0.4 if "embed" in name or is_norm or name.endswith("bias") else 1 / np.sqrt([1, *shapes[name]][-1])
         tensors[name] = np.asarray(rng.standard_normal(shapes[name]) * scale, "<f4")
         if is_norm:
             tensors[name] += 1
+        if name.endswith("gate.balancing_biases"):  # transformers makes the last one −1 in each model that it loads
+            tensors[name] *= 0.4
+            tensors[name] -= 1
+            tensors[name][-1] = -1
     return tensors
 
 

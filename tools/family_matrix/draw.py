@@ -50,6 +50,8 @@ CHOICES: Mapping[str, Sequence[object]] = {
     "block_multiple_of": (4, 12, 32),
     "mamba_expand": (1, 2, 3),
     **dict.fromkeys(("chunk_size", "mamba_chunk_size"), (4, 8, 256)),
+    **dict.fromkeys(("cca_time0", "cca_time1"), (1, 2, 3)),
+    "router_hidden_size": (8, 20, 34),
     "swiglu_alpha": (1.0, 1.702),
     "moe_norm_min": (1e-12, 0.3),
     "index_topk": (2, 5, 9),
@@ -141,6 +143,8 @@ def drawn(config: Config, seed: int) -> Config:
         for key, values in choices.items():
             if isinstance(found.get(key), bool | int | float | str) and rng.random() < share:
                 found[key] = pick(values)
+    if found["model_type"] == "zaya":  # which takes no other number
+        found["num_experts_per_tok"] = 1
     if is_zamba:  # where rounding errors of averages would be as large as these
         found["rms_norm_eps"] = eps
     if found.get("use_sliding_window"):
@@ -261,6 +265,10 @@ def _rotary(found: Config, pick: Callable[[Sequence[Any]], Any]) -> None:
         if own.get("rope_type") != "proportional" and found["model_type"] != "laguna":
             own.pop("partial_rotary_factor", None)
         found["rope_parameters"] = {**old, "full_attention": own}
+        return
+    if "hybrid" in old:
+        parts = {"partial_rotary_factor": pick((0.5, 1.0))}
+        found["rope_parameters"] = {**old, "hybrid": {**rule, **parts}}
         return
     kept = {key: old[key] for key in ("llama_4_scaling_beta",) if key in old}
     if old.get("partial_rotary_factor", 1.0) != 1:

@@ -15,7 +15,7 @@ _REASONS: Mapping[str, str] = {
     "sparse attention: an indexer chooses the keys that a query sees": """
         deepseek_v4 dots3_note dots3_note_text hy_v4 minimax_m3_vl_text qwen4_exp qwen4_exp_text""",
     "layers whose state is of another kind": "rwkv xlstm zamba",
-    "convolutions inside attention": "inkling2_text inkling_text zaya",
+    "convolutions inside attention": "inkling2_text inkling_text",
     "runs behind an encoder of images or sounds": """
         emu3 fuyu git got_ocr2 mllama moshi moss_transcribe_diarize phi4_multimodal""",
     "reads the keys and values of another model": "gemma4_assistant gemma4_unified_assistant",

@@ -249,7 +249,7 @@ def model_length(config: Config) -> int:
     """Return the largest number of tokens of a request: max_position_embeddings; with longrope the original length if
     that suffices. Raise ModelError if types of layers have longrope with different original lengths.
     """
-    longest, kinds = config.size("max_position_embeddings"), _mapping(config, "rope_parameters").keys() & _LAYER_TYPES
+    longest, kinds = config.size("max_position_embeddings"), _mapping(config, "rope_parameters").keys() & _KINDS.keys()
     rules = [rope_parameters(config, kind) for kind in kinds or ("",)]
     longropes = (Config(config.path, one) for one in rules if one.get("rope_type") == "longrope")
     originals = {min(longest, _original_length(one, config)) for one in longropes} or {longest}
@@ -275,9 +275,10 @@ def rope_parameters(config: Config, layer_type: str = "") -> dict[str, Any]:
     """
     found, older = _mapping(config, "rope_parameters"), _mapping(config, "rope_scaling")
     if layer_type:
-        if other := sorted(found.keys() - _LAYER_TYPES):
+        kinds = _KINDS[layer_type]
+        if other := sorted(found.keys() - set(kinds)):
             reason = f"rope_parameters.{other[0]} = {found[other[0]]!r:.80} is not of a type of layers"
-            raise config.error(reason, f"Give {' and '.join(sorted(_LAYER_TYPES))}, each with its parameters")
+            raise config.error(reason, f"Give {' and '.join(kinds)}, each with its parameters")
         found = _mapping(Config(config.path, found), layer_type)
         if (kind := older.get("type")) not in (None, "default") and older.get("rope_type") is None:
             reason = f"rope_scaling has type = {kind!r:.80} without rope_type, which the reference reads in its place"
@@ -324,7 +325,10 @@ def _complete(own: Mapping[str, Any], config: Config) -> dict[str, Any]:
 
 _NAMES_OF_TYPES = {"su": "longrope"}
 _WITH_ORIGINAL = ("llama3", "yarn", "longrope")
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_KINDS = {
+    kind: kinds for kinds in (("full_attention", "sliding_attention"), ("hybrid", "hybrid_sliding")) for kind in kinds
+}
+"""The names of the types of layers of a model, by each of them."""
 
 
 def _mapping(config: Config, key: str) -> Mapping[str, Any]:

@@ -53,6 +53,9 @@ LFM_LAYERS = ["conv", "full_attention", "conv", "full_attention"]
 FALCON = {"embedding_multiplier": 3.0, "lm_head_multiplier": 0.4, "key_multiplier": 1.5, "ssm_in_multiplier": 1.25,
           "attention_in_multiplier": 0.9, "attention_out_multiplier": 0.8, "ssm_out_multiplier": 0.7,
           "mlp_multipliers": [0.6, 1.3], "ssm_multipliers": [0.35, 0.8, 1.4, 0.5, 1.2]}  # fmt: skip
+ZAYA = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 4, "max_position_embeddings": 64,
+        "moe_intermediate_size": 24, "num_experts": 4, "bos_token_id": None, "eos_token_id": 2,
+        "pad_token_id": 0}  # fmt: skip
 STATES = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 4, "bos_token_id": None, "eos_token_id": 2,
           "pad_token_id": 0}  # fmt: skip
 # The eps of norms of Zamba are large below: rounding errors of averages would be as large as these.
@@ -650,6 +653,15 @@ MODELS = {
         **SIZES, num_local_experts=4, router_jitter_noise=0.01, attention_bias=True, lm_head_bias=True,
         rope_parameters={**LONG, "short_mscale": 1.3, "long_mscale": 1.2},
     ),
+    "zaya": transformers.ZayaConfig(
+        **ZAYA, num_attention_heads=4, num_key_value_heads=2, head_dim=12, router_hidden_size=20, cca_time1=3,
+        sliding_window=7, layer_types=["hybrid", "hybrid_sliding", "hybrid_sliding", "hybrid"],
+        rope_parameters={"hybrid": HALF, "hybrid_sliding": {**ROPE, "rope_theta": 100.0}},
+    ),
+    "zaya-one": transformers.ZayaConfig(
+        **ZAYA, num_attention_heads=3, num_key_value_heads=1, head_dim=20, router_hidden_size=12, cca_time0=3,
+        cca_time1=1, lm_head_bias=True, tie_word_embeddings=False, rms_norm_eps=0.01,
+    ),
     "bitnet": transformers.BitNetConfig(**SIZES, rope_parameters=ROPE),
     "bitnet-tied": transformers.BitNetConfig(
         **SIZES, hidden_act="silu", tie_word_embeddings=True, rms_norm_eps=0.1, rope_parameters=LLAMA3
@@ -676,7 +688,7 @@ BIASES = {
     "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",), "olmo-hybrid": ("attention_bias",),
     "mamba2": ("use_bias",), "mamba": ("use_bias",), "falcon-mamba": ("use_bias",), "jamba": ("mamba_proj_bias",),
     "laguna": ("attention_bias",), "axk1": ("attention_bias",), "axk2": ("attention_bias",),
-    "kimi-linear": ("attention_bias",), "recurrent-gemma": ("attention_bias",),
+    "kimi-linear": ("attention_bias",), "recurrent-gemma": ("attention_bias",), "zaya": ("attention_bias",),
 }  # fmt: skip
 """The biases of further models, which are otherwise those of these names."""
 

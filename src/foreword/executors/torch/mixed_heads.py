@@ -33,7 +33,8 @@ class MixedHeads:
         self.conv, self.conv_bias, self.heads_bias = (
             load(prefix + name, torch.float32) for name in ("conv", "conv_bias", "heads_conv_bias")
         )
-        self.heads_conv = load(prefix + "heads_conv", torch.float32).unflatten(0, (-1, own.value_dim))
+        of_heads = load(prefix + "heads_conv", torch.float32)
+        self.heads_conv = of_heads.reshape(-1, own.value_dim, own.value_dim, own.heads_kernel)
 
     def __call__(self, x: Tensor, inputs: PagedStep) -> Tensor:
         own, step = self.spec, inputs.recurrent
@@ -46,8 +47,8 @@ class MixedHeads:
         window, kept = step.convolution(own.num_inputs + 1)
         states[step.written[self.group]] = known[kept].flatten(1)
         late = known[window[:, -2], own.num_mixed :] + self.late_bias
-        parts = u[:, : own.num_mixed].split((own.num_values, own.num_mixed - own.num_values), dim=1)
-        q, k = (part.unflatten(1, (own.num_key_heads, -1, own.value_dim)) for part in parts)
+        parts = u[:, : own.num_mixed].tensor_split((own.num_values,), dim=1)
+        q, k = (part.reshape(len(u), own.num_key_heads, -1, own.value_dim) for part in parts)
         rest = (q + k) * 0.5
         rest = torch.cat((rest.flatten(1), rest.mean(2).flatten(1)), 1)
         mixed = self._convolved(known[:, : own.num_mixed], window) + self.heads_bias + rest
@@ -62,7 +63,7 @@ class MixedHeads:
             inner = known[window[:, tap]] * self.conv[:, 0]
             for i in range(1, own.conv_kernel):
                 inner.addcmul_(known[window[:, tap + i]], self.conv[:, i])
-            sums.append((inner + self.conv_bias).unflatten(1, (-1, own.value_dim)))
+            sums.append((inner + self.conv_bias).reshape(len(inner), -1, own.value_dim))
         return torch.einsum("tihc,hoci->tho", torch.stack(sums, 1), self.heads_conv).flatten(1)
 
 

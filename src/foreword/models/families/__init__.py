@@ -49,6 +49,7 @@ from foreword.models.families import (
     routed,
     starcoder,
     zamba,
+    zaya,
 )
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import ENCODER_FAMILIES as ENCODER_FAMILIES
@@ -99,6 +100,7 @@ FAMILIES: Mapping[str, Family] = {
     **bitnet.FAMILIES,
     **apertus.FAMILIES,
     **bailing.FAMILIES,
+    **zaya.FAMILIES,
 }
 """By ``model_type`` of a config.json."""
 

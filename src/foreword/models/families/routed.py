@@ -102,7 +102,7 @@ def flint(config: Config) -> DecoderSpec:
 
 def mellum(config: Config) -> DecoderSpec:
     """Return the spec of Mellum 2: a Qwen3 whose layers with a window have rotary parameters of their own."""
-    config, moe = _with_ropes(config, _MELLUM_ROPE), experts(config)
+    config, moe = with_ropes(config, _MELLUM_ROPE), experts(config)
     layers = (
         replace(layer, moe=moe if has else None)
         for layer, has in zip(layers_by_kind(config, -1), sparse_flags(config, 0), strict=True)
@@ -110,7 +110,7 @@ def mellum(config: Config) -> DecoderSpec:
     return decoder(config, "mellum", tuple(layers), qk_norm=True)
 
 
-def _with_ropes(config: Config, ropes: Mapping[str, Mapping[str, Any]]) -> Config:
+def with_ropes(config: Config, ropes: Mapping[str, Mapping[str, Any]]) -> Config:
     """Return the config with these rotary parameters of the kinds of layers if it has none. Raise ModelError for those
     of all layers, which the references do not read.
     """
@@ -169,7 +169,7 @@ def laguna(config: Config) -> DecoderSpec:
     if len(heads) != count or not all(type(one) is int and 0 < one <= 1 << 16 for one in heads):
         raise config.error(f"{config.label(key)} {heads!r:.80} is not {count} numbers of heads", USE_ITS_CONFIG)
     config = config.with_values({"num_attention_heads": heads[0]}) if config.prefix else config
-    config, cap = _with_ropes(config, _LAGUNA_ROPE), config.get("moe_router_logit_softcapping", float)
+    config, cap = with_ropes(config, _LAGUNA_ROPE), config.get("moe_router_logit_softcapping", float)
     moe = replace(
         experts(config, shared=True),
         scoring="sigmoid",
