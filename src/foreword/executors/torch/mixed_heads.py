@@ -20,7 +20,7 @@ class MixedHeads:
     """
 
     def __init__(self, own: RecurrentSpec, spec: DecoderSpec, index: int, load: Loader) -> None:
-        prefix = f"layers.{index}.state."
+        prefix = f"{spec.prefix_of(index)}state."
         self.spec, (self.index, self.group) = own, state_place(spec, index)
         parts = (*own.parts, *own.last_parts)
         self.inputs = load.linear(prefix, [name for name, _ in parts])
