@@ -46,7 +46,7 @@ def change_config(folder, **changes):
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
         ({"peft_type": None}, "peft_type is missing"),
-        ({"task_type": "SEQ_CLS"}, "task_type 'SEQ_CLS'"),
+        ({"task_type": "SEQ_CLS"}, "task_type 'SEQ_CLS' is not supported, only 'CAUSAL_LM' and 'FEATURE_EXTRACTION'"),
         ({"bias": "all"}, "bias 'all'"),
         ({"use_dora": True}, "use_dora = True"),
         ({"lora_bias": True}, "lora_bias = True"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foreword import LLM
 from foreword.engine.model import model_of
 from foreword.errors import ModelError
 from foreword.executors.kinds import KINDS
@@ -30,6 +31,7 @@ from models.lora_files import (
     write_peft,
 )
 from models.mlx_layouts import as_mlx_has
+from models.pooling_models import POOLING, make_pooling
 from models.recorded import TINY, make
 from models.running import EXECUTORS, all_logits, in_chunks, whole
 from models.test_gguf_models import WITH_TRANSFORMERS_LOGITS, as_gguf
@@ -223,6 +225,31 @@ def test_modules_may_have_the_names_of_a_model_with_encoders_and_those_of_its_cl
     targets = sorted({module.rpartition(".")[2] for module in named})
     adapter = rig.read(write_peft(tmp_path / "adapter", named, target_modules=targets))
     assert_equal(rig.logits(adapter), rig.merged_logits(factors, 2.0), rig.tolerance)
+
+
+@pytest.mark.parametrize("name", ["eurobert", "embedding-gemma2"])
+@pytest.mark.parametrize("prefix", ["", "language_model."])
+@pytest.mark.parametrize("task", [None, "FEATURE_EXTRACTION"])
+def test_an_adapter_of_a_model_without_its_head_changes_vectors_as_merged_weights_do(tmp_path, name, prefix, task):
+    """Names of such a model lack that of the model in front, in the files of the model and in those of the adapter."""
+    tiny = POOLING[name]
+    tensors = random_tensors(tiny["shapes"])
+    ends = "_proj.weight", "_gate.weight", "_projection.weight"
+    changed = [module for module in tensors if module.endswith(ends) and "embedding_projection" not in module]
+    factors = random_factors({module: tensors[module].shape for module in changed})
+    assert len(factors) > 3 * 7 - 1
+    adapter = write_peft(
+        tmp_path / "adapter", {f"{prefix}{module}": both for module, both in factors.items()}, task_type=task
+    )
+    whole_model = write_model(tmp_path / "merged", tiny["config"], merged(tensors, factors, 2.0))
+    text = tiny["texts"][0]["token_ids"]
+    options = {"executor": "numpy", "max_model_len": 24, "num_blocks": 64, "block_size": 4}
+    with LLM(str(whole_model), **options) as llm:
+        [want] = llm.embed([text])
+    with LLM(str(make_pooling(tmp_path, name)), loras={"a": str(adapter)}, **options) as llm:
+        [got], [plain] = llm.embed([text], lora="a"), llm.embed([text])
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    assert np.abs(plain - want).max() > 1e-2
 
 
 def test_models_that_have_multipliers_in_their_weights_refuse_adapters(tmp_path):

@@ -37,7 +37,8 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapte
         numbers = family.numbers(spec)
         parameters = parameters_of(spec, names, numbers, family.peft_swaps_experts)
         modules = modules_of(spec, names, numbers, family.idle(spec))
-        adapter = read_peft(path, modules, {**_OF_TEXT, **family.renamed}, parameters)
+        model = f"{str(names['embed']).partition('.')[0]}."
+        adapter = read_peft(path, modules, {**_OF_TEXT, **family.renamed}, parameters, model)
         return in_order(
             adapter, spec, is_interleaved=family.interleaved, of_indexer=family.interleaved_indexer, is_tiled=False
         )

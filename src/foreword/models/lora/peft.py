@@ -34,6 +34,10 @@ _WRAPPED = re.compile(r"((.*?\.\d+)\.(?:.*\.)?experts)((?:\.base_layer)*)")
 """The name of the module that has the parameters of all experts, as PEFT wraps it: for each parameter that an adapter
 changes, a module that has the one of the parameter before as ``base_layer``.
 """
+_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")
+"""Kinds of models that PEFT trains whose adapters change linear layers alone."""
+_TEXT_MODEL = "language_model."
+"""The beginning of names of a text model in a model with encoders that has no head."""
 _DIGITS = "0123456789"
 _PATTERN_SECONDS = 0.1
 
@@ -43,17 +47,19 @@ def read_peft(
     modules: Mapping[str, Module],
     renamed: Mapping[str, str] = MappingProxyType({}),
     parameters: Mapping[str, Mapping[str, Module]] = MappingProxyType({}),
+    model: str = "",
 ) -> LoraAdapter:
     """Return the adapter of a directory, for a model with these linear layers by their names in it. renamed: parts of
-    other names that these may have, with what they are in ``modules``. parameters: see `parameters_of`. Raise
-    ModelError if a file is missing or damaged, if the adapter is of another model, or needs what is not supported.
+    other names that these may have, with what they are in ``modules``. parameters: see `parameters_of`. model: the
+    beginning of names that those of an adapter for the model without its head lack. Raise ModelError if a file is
+    missing or damaged, if the adapter is of another model, or needs what is not supported.
     """
     config = read_config(folder / CONFIG)
     _check_supported(config)
     if not (folder / WEIGHTS).exists():
         raise ModelError(f"{folder}: has no {WEIGHTS}. Save the adapter with safetensors")
     path, tensors = folder / WEIGHTS, read_safetensors(folder / WEIGHTS)
-    modules = _as_named(modules, tensors, renamed)
+    modules = _as_named(modules, tensors, renamed, model)
     targets = dict.fromkeys(_targets(config, modules), "target_modules")
     tensors, wrapped, of_parameters = _parameters(config, modules, tensors, renamed, parameters)
     modules = {**modules, **wrapped}
@@ -180,13 +186,15 @@ def _version(config: Config) -> tuple[int, ...]:
 
 
 def _as_named(
-    modules: Mapping[str, Module], tensors: Iterable[str], renamed: Mapping[str, str]
+    modules: Mapping[str, Module], tensors: Iterable[str], renamed: Mapping[str, str], model: str
 ) -> Mapping[str, Module]:
     """Return the modules by the names that those have which tensors change."""
     found = dict(modules)
     for name in {match[1] for tensor in tensors if (match := _TENSOR.fullmatch(tensor))} - modules.keys():
-        other = _renamed(f"{name}.weight", renamed)
-        if (module := found.pop(other.removesuffix(".weight"), None)) is not None:
+        other = _renamed(f"{name}.weight", renamed).removesuffix(".weight")
+        if model and other not in found:
+            other = model + other.removeprefix(_TEXT_MODEL)
+        if (module := found.pop(other, None)) is not None:
             found[name] = module
     return found
 
@@ -210,8 +218,8 @@ def _check_supported(config: Config) -> None:
     kind = config.get("peft_type", str)
     if kind != "LORA":
         raise config.error(f"peft_type {kind!r:.80} is not supported, only 'LORA'", _PLAIN)
-    if (task := config.values.get("task_type")) not in (None, "CAUSAL_LM"):
-        raise config.error(f"task_type {task!r:.80} is not supported, only 'CAUSAL_LM'", _PLAIN)
+    if (task := config.values.get("task_type")) not in (None, *_TASKS):
+        raise config.error(f"task_type {task!r:.80} is not supported, only {' and '.join(map(repr, _TASKS))}", _PLAIN)
     if (bias := config.get("bias", str, "none")) != "none":
         raise config.error(f"bias {bias!r:.80} is not supported, only 'none'", _PLAIN)
     start = config.values.get("init_lora_weights")
