@@ -229,6 +229,29 @@ def test_the_prefix_of_tensor_names_does_not_matter(tmp_path):
     assert "embed_tokens.weight" in POOLING["qwen3"]["shapes"]
 
 
+def test_a_classifier_of_eurobert_pools_as_the_key_of_its_own_code_says(tmp_path):
+    for pooling in ("bos", "mean", "late"):
+        folder = make_pooling(tmp_path, f"eurobert-classifier-{pooling}")
+        own = make_pooling(
+            tmp_path / "own", f"eurobert-classifier-{pooling}", absent=["classifier_pooling"], clf_pooling=pooling
+        )
+        assert load_model(own).pooling == load_model(folder).pooling
+        assert load_model(own).unread_keys == ()
+
+
+@pytest.mark.parametrize(
+    ("problem", "activation"),
+    [
+        ("regression", "identity"),
+        ("multi_label_classification", "sigmoid"),
+        ("single_label_classification", "softmax"),
+        (None, "softmax"),
+    ],
+)
+def test_the_activation_of_several_labels_is_that_of_their_problem(tmp_path, problem, activation):
+    assert load_model(make_pooling(tmp_path, "mpnet-classifier", problem_type=problem)).pooling.activation == activation
+
+
 @pytest.mark.parametrize("executor", FLOATS)
 def test_a_text_has_the_same_vector_alone_and_in_a_crowd(tmp_path, executor):
     folder = make_pooling(tmp_path, "modernbert")
@@ -312,6 +335,8 @@ def test_the_native_encoder_refuses_tensors_out_of_range(tmp_path, name, value, 
         ("modernbert", {"layer_types": ["full_attention"]}, "layer_types .* is not 4 of"),
         ("modernbert-classifier", {"classifier_pooling": "max"}, "classifier_pooling = 'max' is not supported"),
         ("bert-classifier", {"id2label": {"0": "a", "2": "b"}}, "id2label is .*, not labels numbered from 0"),
+        ("bert-classifier", {"problem_type": "ranking"}, "problem_type = 'ranking' is not supported"),
+        ("bert-classifier", {"problem_type": ["regression"]}, r"problem_type is \['regression'\], not of type str"),
         ("bert-classifier", {"sbert_ce_default_activation_function": "x.Elu"}, "activation 'x.Elu' is not supported"),
     ],
 )

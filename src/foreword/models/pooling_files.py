@@ -13,6 +13,13 @@ from foreword.models.sentence_transformers import SentenceTransformer
 from foreword.models.weights import Tensor
 
 _GGUF_POOLINGS: Mapping[int, Pooling] = {0: "last", 1: "mean", 2: "cls", 3: "last"}
+_OF_PROBLEMS = {
+    None: "softmax",
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+    "regression": "identity",
+}
+"""The activation of several labels by ``problem_type``."""
 _RESULTS = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 
 
@@ -150,8 +157,11 @@ def _activation(config: Config, num_labels: int) -> str:
     name = own.get("activation_fn") if isinstance(own, Mapping) else None
     name = name or config.value("sbert_ce_default_activation_function")
     if name is None:
-        multiple = config.value("problem_type") == "multi_label_classification"
-        return "sigmoid" if num_labels == 1 or multiple else "softmax"
+        problem = config.optional("problem_type", str)
+        if problem not in _OF_PROBLEMS:
+            known = " or ".join(repr(one) for one in _OF_PROBLEMS if one)
+            raise config.error(f"problem_type = {problem!r:.80} is not supported", f"Use a model with {known}")
+        return "sigmoid" if num_labels == 1 else _OF_PROBLEMS[problem]
     kind = str(name).rsplit(".", 1)[-1]
     if kind not in _RESULTS:
         fix = f"Use a model with one of {', '.join(_RESULTS)}"
