@@ -1,15 +1,19 @@
 """Tiny random models as directories: a configuration, weights drawn from a seed, and a vocabulary of characters."""
 
 import json
+import re
 import struct
 
 import numpy as np
 
 NORMS = (
     *("norm.weight", ".norm_1.weight", ".norm_2.weight", "transformer.norm_f.weight"),
+    *("LayerNorm.weight", "emb_ln.weight", "attn_ln.weight", "mlp_ln.weight"),
     *("hidden_states_scale", "residual_scale", "router_states_scale", "qk_norm.temp"),
 )
 """The ends of the names of weights that vary around one."""
+OF_LAYERS = re.compile(r"encoder\.layers\.\d+\.norm[12]\.weight$")
+"""The names of more of them."""
 
 
 def random_tensors(shapes, seed=0):
@@ -17,7 +21,7 @@ def random_tensors(shapes, seed=0):
     rng = np.random.default_rng(seed)
     tensors = {}
     for name in sorted(shapes):
-        is_norm = name.endswith(NORMS)
+        is_norm = name.endswith(NORMS) or OF_LAYERS.search(name) is not None
         scale = 0.4 if "embed" in name or is_norm or name.endswith("bias") else 1 / np.sqrt([1, *shapes[name]][-1])
         tensors[name] = np.asarray(rng.standard_normal(shapes[name]) * scale, "<f4")
         if is_norm:
