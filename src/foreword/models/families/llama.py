@@ -161,7 +161,7 @@ FAMILIES = {
         pooling="mean",
         head=dense_head("gelu"),
         head_pooling=lambda config: _POOLINGS[config.get(_POOLING.name, str)],
-        aliases={"clf_pooling": _POOLING.name},  # of files that EuroBERT's own code wrote
+        aliases={"clf_pooling": _POOLING.name},  # EuroBERT's own code wrote it so
         gguf="eurobert",
     ),
     "internlm3": Family(
