@@ -247,8 +247,8 @@ void RecurrentStage::mix_heads(int thread, const Layer &layer) {
       });
 }
 
-template <class F>
-void RecurrentStage::with_inputs(int thread, const Layer &layer, const std::vector<Share> &channels, F &&f) {
+template <class Channels, class F>
+void RecurrentStage::with_inputs(int thread, const Layer &layer, int count, Channels &&channels, F &&f) {
   const ForwardInput &in = ctx_.input;
   const int kept = config_.num_inputs();
   const size_t matrix = config_.matrix_floats();
@@ -256,7 +256,8 @@ void RecurrentStage::with_inputs(int thread, const Layer &layer, const std::vect
   for (int b = 0; b < in.num_reqs; ++b) {
     const int first = in.query_start_loc[b], num_runs = this->num_runs(b);
     if (num_runs == 0) continue;
-    for (const Share &own : channels) {
+    for (int j = 0; j < count; ++j) {
+      const Share own = channels(j);
       for (int i = 0; i < kept; ++i) {
         float *to = past + size_t(i) * size_t(channels_);
         const float *from = run_of(layer, b, 0).before + matrix + size_t(i) * size_t(channels_);
@@ -270,7 +271,8 @@ void RecurrentStage::with_inputs(int thread, const Layer &layer, const std::vect
       for (int index = 0; index < num_runs; ++index) {
         const Run run = run_of(layer, b, index);
         const int end = run.first + run.num_tokens - first;
-        for (const Share &own : channels) {
+        for (int j = 0; j < count; ++j) {
+          const Share own = channels(j);
           for (int i = 0; i < kept; ++i) {
             float *to = run.after + matrix + size_t(i) * size_t(channels_);
             std::copy(input(end - kept + i) + own.begin, input(end - kept + i) + own.end, to + own.begin);
@@ -287,14 +289,13 @@ void RecurrentStage::convolve_heads(int thread, const Layer &layer, int key_head
   const Recurrent &r = *layer.recurrent;
   const int dim = config_.value_dim, kernel = config_.conv_kernel, taps = config_.heads_kernel;
   const int of_key = config_.num_heads / config_.num_key_heads, k_offset = layer.qkv.parts[1].offset;
-  std::vector<Share> channels;
-  for (int j = 0; j <= of_key; ++j) {  // the last one is that of keys
+  auto channels = [&](int j) {  // the last ones are those of keys
     const int begin = j < of_key ? (key_head * of_key + j) * dim : k_offset + key_head * dim;
-    channels.push_back({begin + dims.begin, begin + dims.end});
-  }
-  with_inputs(thread, layer, channels, [&](int first, int num_tokens, auto &&input, auto &&keep) {
+    return Share{begin + dims.begin, begin + dims.end};
+  };
+  with_inputs(thread, layer, of_key + 1, channels, [&](int first, int num_tokens, auto &&input, auto &&keep) {
     for (int j = 0; j <= of_key; ++j) {
-      const Share own = channels[size_t(j)];
+      const Share own = channels(j);
       const int head = j < of_key ? key_head * of_key + j : config_.num_heads + key_head;
       for (int t = 1 - taps; t < num_tokens; ++t) {
         float sums[kSlice];
@@ -312,11 +313,11 @@ void RecurrentStage::convolve_heads(int thread, const Layer &layer, int key_head
     }
     keep();
     for (int t = first; t < first + num_tokens; ++t) {
-      float *row = projected_.row(t), *key = row + channels[size_t(of_key)].begin;
+      float *row = projected_.row(t), *key = row + channels(of_key).begin;
       for (int i = 0; i < dims.end - dims.begin; ++i) {
         float sum = 0.f;
         for (int j = 0; j < of_key; ++j) {
-          float &query = row[channels[size_t(j)].begin + i];
+          float &query = row[channels(j).begin + i];
           sum += query = (query + key[i]) * 0.5f;
         }
         key[i] = sum / float(of_key);
@@ -329,8 +330,8 @@ void RecurrentStage::convolve_heads(int thread, const Layer &layer, int key_head
 void RecurrentStage::delay(int thread, const Layer &layer, Share channels) {
   const int offset = layer.qkv.parts[kLatePart].offset, half = config_.num_late();
   const Vector bias = layer.recurrent->late_bias;
-  const std::vector<Share> own{{offset + channels.begin, offset + channels.end}};
-  with_inputs(thread, layer, own, [&](int first, int num_tokens, auto &&input, auto &&keep) {
+  const Share own{offset + channels.begin, offset + channels.end};
+  with_inputs(thread, layer, 1, [&](int) { return own; }, [&](int first, int num_tokens, auto &&input, auto &&keep) {
     for (int t = 0; t < num_tokens; ++t) {
       const float *now = projection(layer, kValuePart, first + t);
       float *out = out_.row(first + t);

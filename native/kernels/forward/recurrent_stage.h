@@ -35,9 +35,10 @@ class RecurrentStage {
   void convolve_heads(int thread, const Layer &layer, int key_head, Share dims);
   void delay(int thread, const Layer &layer, Share channels);
   // Calls f(first, num_tokens, input, keep) for each request with tokens: input(t) has the inputs of token t of its
-  // step by channel, also of the tokens before that its state has. keep() writes these channels of the states after it.
-  template <class F>
-  void with_inputs(int thread, const Layer &layer, const std::vector<Share> &channels, F &&f);
+  // step by channel, also of the tokens before that its state has. keep() writes these channels of the states after it:
+  // channels(j), for each j below `count`.
+  template <class Channels, class F>
+  void with_inputs(int thread, const Layer &layer, int count, Channels &&channels, F &&f);
   void convolve(int thread, const Layer &layer);
   void multiply_lows(int thread, const Layer &layer);
   void prepare_tokens(int thread, const Layer &layer);
