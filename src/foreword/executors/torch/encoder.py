@@ -48,10 +48,10 @@ class TorchEncoderExecutor(EncoderExecutor):
         self.rotaries = Rotaries(
             {layer.rope: spec.head_dim for layer in spec.layers if layer.rope is not None}, load.device
         )
-        biases = None
+        self.biases = None
         if spec.relative_buckets:
-            biases = as_tensor(by_distance(spec, weights["relative"].dequantize()), load.device)
-        self.layers = [EncoderLayer(spec, i, load, biases) for i in range(spec.num_layers)]
+            self.biases = as_tensor(by_distance(spec, weights["relative"].dequantize()), load.device).to(dtype)
+        self.layers = [EncoderLayer(spec, i, load) for i in range(spec.num_layers)]
         self.final_norm = LayerNorm("final_norm", spec, load) if spec.norms_before else None
 
     def encode(self, batch: InputBatch) -> F32:
@@ -70,7 +70,7 @@ class TorchEncoderExecutor(EncoderExecutor):
             x = x + (self.types[0] if types is None else embedding(as_tensor(types, self.device), self.types))
         x = self.embed_norm(x)
         rotations = self.rotaries.at(positions, x.dtype)
-        texts = texts_of(batch, self.device)
+        texts = texts_of(batch, self.device, self.biases)
         for layer in self.layers:
             x = layer(x, rotations, texts)
         return x if self.final_norm is None else self.final_norm(x)
@@ -88,11 +88,10 @@ class LayerNorm:
 
 
 class EncoderLayer:
-    """One layer of an encoder. biases: of scores, see `by_distance`."""
+    """One layer of an encoder."""
 
-    def __init__(self, spec: EncoderSpec, index: int, load: Loader, biases: Tensor | None) -> None:
+    def __init__(self, spec: EncoderSpec, index: int, load: Loader) -> None:
         self.spec, self.layer, prefix = spec, spec.layers[index], f"layers.{index}."
-        self.biases = biases
 
         def product(*names: str) -> Linear:
             return load.linear(prefix, names, biases=names if spec.biases else ())
@@ -120,8 +119,6 @@ class EncoderLayer:
         for own in texts:
             q, k, values = (x[own.tokens].transpose(1, 2) for x in (qk[:, :heads], qk[:, heads:], v))
             mask = own.mask(self.layer.window)
-            if self.biases is not None:
-                mask = own.biased(mask, self.biases).to(v.dtype)
             a = scaled_dot_product_attention(q, k, values, attn_mask=mask, scale=spec.query_scale)
             out[own.tokens[own.is_token]] = a.transpose(1, 2)[own.is_token]
         return self.output(out.flatten(1))
@@ -139,29 +136,27 @@ class EncoderLayer:
 class Texts:
     """Texts of a step of more than half as many tokens as the longest of them, padded to it.
 
-    tokens: int64 [texts, longest], of the step; is_token: bool of the same shape, False for padding.
+    tokens: int64 [texts, longest], of the step; is_token: bool of the same shape, False for padding. biases: what is
+    added to scores, [heads, longest, longest]; None: nothing.
     """
 
     tokens: Tensor
     is_token: Tensor
+    biases: Tensor | None
 
     def mask(self, window: int | None) -> Tensor:
-        """Return which keys a query sees: [texts, 1, longest, longest], or [texts, 1, 1, longest] without a window."""
+        """Return which keys a query sees: [texts, 1, longest, longest], or [texts, 1, 1, longest] without a window;
+        with biases what is added to scores, [texts, heads, longest, longest], −∞ for other keys.
+        """
         mask = self.is_token[:, None, None]
-        if window is None:
-            return mask
-        at = torch.arange(self.tokens.shape[1], device=mask.device)
-        return mask & ((at[:, None] - at).abs() <= window)
-
-    def biased(self, mask: Tensor, biases: Tensor) -> Tensor:
-        """Return what is added to scores, [texts, heads, longest, longest]: −∞ where the mask is False."""
-        at = torch.arange(self.tokens.shape[1], device=mask.device)
-        own = biases[:, biases.shape[1] // 2 + at - at[:, None]]
-        return torch.where(mask, own, -torch.inf)
+        if window is not None:
+            at = torch.arange(self.tokens.shape[1], device=mask.device)
+            mask = mask & ((at[:, None] - at).abs() <= window)
+        return mask if self.biases is None else torch.where(mask, self.biases, -torch.inf)
 
 
-def texts_of(batch: InputBatch, device: torch.device) -> list[Texts]:
-    """Return the texts of a step, by the power of two that holds their length."""
+def texts_of(batch: InputBatch, device: torch.device, biases: Tensor | None) -> list[Texts]:
+    """Return the texts of a step, by the power of two that holds their length. biases: see `by_distance`."""
     lengths = batch.num_scheduled_tokens
     power = np.ceil(np.log2(lengths))
     found = []
@@ -169,5 +164,9 @@ def texts_of(batch: InputBatch, device: torch.device) -> list[Texts]:
         at = np.arange(lengths[own].max())
         is_token = at < lengths[own, None]
         tokens = batch.query_start_loc[own, None] + np.where(is_token, at, 0)
-        found.append(Texts(as_tensor(tokens, device), as_tensor(is_token, device)))
+        of_pairs = None
+        if biases is not None:
+            distances = as_tensor(at - at[:, None], device)
+            of_pairs = biases[:, biases.shape[1] // 2 + distances]
+        found.append(Texts(as_tensor(tokens, device), as_tensor(is_token, device), of_pairs))
     return found
