@@ -515,16 +515,14 @@ def normed_after_rotation(rotary: RopeSpec, eps: float) -> LayerSpec:
     return LayerSpec(replace(rotary, scale=1.0), unit_qk_eps=eps / rotary.scale**2)
 
 
-def layers_of(config: Config, kind: str, rule: Callable[[int], bool]) -> list[bool]:
-    """Return whether each layer is of a kind and not full_attention: from ``layer_types`` if present, else by a
-    rule.
-    """
+def layers_of(config: Config, kind: str, rule: Callable[[int], bool], *, other: str = "full_attention") -> list[bool]:
+    """Return whether each layer is of a kind and not of the other: from ``layer_types`` if present, else by a rule."""
     count = num_layers(config)
     types = config.sequence("layer_types")
     if config.value("layer_types") is None:
-        types = [kind if rule(i) else "full_attention" for i in range(count)]
-    if len(types) != count or not all(one in (kind, "full_attention") for one in types):
-        reason = f"layer_types {types!r:.80} is not {count} of full_attention and {kind}"
+        types = [kind if rule(i) else other for i in range(count)]
+    if len(types) != count or not all(one in (kind, other) for one in types):
+        reason = f"layer_types {types!r:.80} is not {count} of {other} and {kind}"
         raise config.error(reason, "Use a model whose layers are of these types")
     return [one == kind for one in types]
 

@@ -13,7 +13,6 @@ from foreword.models.families.base import (
     Family,
     decoder,
     head_dim,
-    layers_of,
     windows,
 )
 from foreword.models.families.encoder_base import no_head
@@ -26,11 +25,9 @@ from foreword.models.spec import DecoderSpec, HeadShape, LayerSpec, PerLayerSpec
 def embedding_gemma2(config: Config) -> DecoderSpec:
     """Return a spec whose windows reach to both sides, and whose inputs of each layer have no table of tokens."""
     every, dim, hidden = config.size("sliding_window_pattern"), head_dim(config), config.size("hidden_size")
-    slides = layers_of(config, "sliding_attention", lambda i: (i + 1) % every != 0)
-    slides = [*slides[:-1], False]  # the last layer is full, whatever is listed
-    config = config.with_values(
-        {"layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides]}
-    )
+    spans = windows(config, lambda i: (i + 1) % every != 0, is_optional=False)
+    spans = (*spans[:-1], None)  # the last layer is full, whatever is listed
+    slides = [window is not None for window in spans]
     local = HeadShape(config.size("num_key_value_heads"), dim, config.size("num_attention_heads"), dim)
     full = full_heads(config, slides, local, config.size("num_global_key_value_heads"))
     local_rope, full_rope = ropes(config, slides, local.head_dim, full.head_dim, _ROPES)
@@ -41,7 +38,7 @@ def embedding_gemma2(config: Config) -> DecoderSpec:
             heads=None if window is not None or full == local else full,
             unit_v=True,
         )
-        for window in windows(config, lambda i: slides[i])
+        for window in spans
     )
     return decoder(
         config,

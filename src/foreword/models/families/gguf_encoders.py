@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from foreword.models.families.base import GGUF_LAYER
 from foreword.models.families.encoder_base import EncoderFamily, no_head, qkv_rows, weight_and_bias
@@ -57,49 +58,31 @@ def _keys(family: str, **names: str) -> Keys:
     return table(own, _COMMON, named)
 
 
+def _family(of: str, keys: Mapping[str, str], **differences: Any) -> EncoderFamily:
+    """Return a family with its names in GGUF files. keys: see `_keys`."""
+    own = ENCODER_FAMILIES[of]
+    return replace(own, keys=_keys(of, **keys), **{"prefix": "", "names": _NAMES, "unused": (), **differences})
+
+
+_EPS = {"layer_norm_eps": "attention.layer_norm_epsilon"}
+_QKV_END = ".attn_qkv.weight"
 GGUF_ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
-    "bert": replace(
-        ENCODER_FAMILIES["bert"],
-        keys=_keys("bert", layer_norm_eps="attention.layer_norm_epsilon"),
-        prefix="",
-        names=_NAMES,
-        fused=qkv_rows,
-        fused_end=".attn_qkv.weight",
-        unused=(),
+    "bert": _family("bert", _EPS, fused=qkv_rows, fused_end=_QKV_END),
+    "nomic-bert": _family(
+        "nomic_bert", {**_EPS, "rope_theta": "rope.freq_base"}, fused_end=_QKV_END, head=no_head, other_names={}
     ),
-    "nomic-bert": replace(
-        ENCODER_FAMILIES["nomic_bert"],
-        keys=_keys("nomic_bert", layer_norm_eps="attention.layer_norm_epsilon", rope_theta="rope.freq_base"),
-        prefix="",
-        names=_NAMES,
-        fused_end=".attn_qkv.weight",
-        head=no_head,
-        other_names={},
-        unused=(),
-    ),
-    "jina-bert-v3": replace(
-        ENCODER_FAMILIES["jina_embeddings_v3"],
-        keys=_keys("jina_embeddings_v3", layer_norm_eps="attention.layer_norm_epsilon"),
-        prefix="",
-        names=_NAMES,
-        head=no_head,
-        fused_end=".attn_qkv.weight",
-        unused=(),
-    ),
-    "modern-bert": replace(
-        ENCODER_FAMILIES["modernbert"],
-        keys=_keys(
-            "modernbert",
-            norm_eps="attention.layer_norm_epsilon",
-            local_attention="attention.sliding_window",
-            global_attn_every_n_layers="attention.sliding_window_pattern",
-            global_rope_theta="rope.freq_base",
-            local_rope_theta="rope.freq_base_swa",
-        ),
-        prefix="",
+    "jina-bert-v3": _family("jina_embeddings_v3", _EPS, fused_end=_QKV_END, head=no_head),
+    "modern-bert": _family(
+        "modernbert",
+        {
+            "norm_eps": "attention.layer_norm_epsilon",
+            "local_attention": "attention.sliding_window",
+            "global_attn_every_n_layers": "attention.sliding_window_pattern",
+            "global_rope_theta": "rope.freq_base",
+            "local_rope_theta": "rope.freq_base_swa",
+        },
         names=_MODERNBERT_NAMES,
         head=no_head,
-        unused=(),
     ),
 }
 """By ``general.architecture``."""

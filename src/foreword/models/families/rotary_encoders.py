@@ -84,15 +84,14 @@ _NOMIC_BERT = table(
     ],
 )
 _LAYERS, _GTE_LAYER = "encoder.layers.{i}.", "encoder.layer.{i}."
+_NORMS = {"embed_norm": "emb_ln", "attn_norm": _LAYERS + "norm1", "mlp_norm": _LAYERS + "norm2"}
 _NOMIC_NAMES = {
-    "embed_norm": "emb_ln",
+    **_NORMS,
     "qkv": _LAYERS + "attn.Wqkv",
     "o": _LAYERS + "attn.out_proj",
-    "attn_norm": _LAYERS + "norm1",
     "up": _LAYERS + "mlp.fc11",
     "gate": _LAYERS + "mlp.fc12",
     "down": _LAYERS + "mlp.fc2",
-    "mlp_norm": _LAYERS + "norm2",
 }
 _GTE_NAMES = {
     "embed_norm": "embeddings.LayerNorm",
@@ -104,13 +103,11 @@ _GTE_NAMES = {
     "mlp_norm": _GTE_LAYER + "mlp_ln",
 }
 _JINA_NAMES = {
-    "embed_norm": "emb_ln",
+    **_NORMS,
     "qkv": _LAYERS + "mixer.Wqkv",
     "o": _LAYERS + "mixer.out_proj",
-    "attn_norm": _LAYERS + "norm1",
     "up": _LAYERS + "mlp.fc1",
     "down": _LAYERS + "mlp.fc2",
-    "mlp_norm": _LAYERS + "norm2",
 }
 FAMILIES = {
     "nomic_bert": EncoderFamily(

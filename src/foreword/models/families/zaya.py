@@ -18,8 +18,8 @@ from foreword.models.families.base import (
     head_dim,
     in_parts,
     kv_heads,
+    layers_of,
     module_names,
-    num_layers,
     rope,
 )
 from foreword.models.families.routed import with_ropes
@@ -36,9 +36,11 @@ def zaya(config: Config) -> DecoderSpec:
     """
     if config.value("partial_rotary_factor") != 1.0:  # each kind of layers has its own
         raise config.refused("partial_rotary_factor", config.value("partial_rotary_factor"))
-    kinds, config = _kinds(config), with_ropes(_without_type(config), _ROPES)
+    slides = layers_of(config, _SLIDING, lambda i: False, other=_FULL)
+    kinds = [_SLIDING if slide else _FULL for slide in slides]
+    config = with_ropes(_without_type(config), _ROPES)
     check_bases(config, set(kinds))
-    window = config.size("sliding_window", most=MAX_WINDOW) if _SLIDING in kinds else None
+    window = config.size("sliding_window", most=MAX_WINDOW) if any(slides) else None
     heads, dim = config.size("num_attention_heads"), head_dim(config)
     moe = MoeSpec(
         num_experts=config.size("num_experts", most=1 << 16),
@@ -74,16 +76,6 @@ def zaya(config: Config) -> DecoderSpec:
         qkv_bias=False,
         logits_bias=config.get("lm_head_bias", bool),
     )
-
-
-def _kinds(config: Config) -> list[str]:
-    count, kinds = num_layers(config), list(config.sequence("layer_types"))
-    if config.value("layer_types") is None:
-        return [_FULL] * count
-    if len(kinds) != count or not all(kind in _ROPES for kind in kinds):
-        reason = f"layer_types {kinds!r:.80} is not {count} of {' and '.join(_ROPES)}"
-        raise config.error(reason, USE_ITS_CONFIG)
-    return kinds
 
 
 def _without_type(config: Config) -> Config:
