@@ -88,7 +88,8 @@ class CpuEncoder : public CpuModel {
                    const Array1<int64_t> &positions, const Array1<int32_t> &query_start_loc,
                    const std::optional<Array1<int32_t>> &token_types, const std::optional<Array2<float>> &x,
                    const std::optional<Array2<int64_t>> &places,
-                   const std::optional<Array1<int32_t>> &group_start_loc) {
+                   const std::optional<Array1<int32_t>> &group_start_loc,
+                   const std::optional<Array1<int32_t>> &lora_ids) {
     if (!pass_) throw std::invalid_argument("the encoder is not finished: call finish_encoder() first");
     const int t = in_range(num_tokens, 1, kMostTokens, "num_tokens");
     const int b = in_range(num_reqs, 1, kMostTokens, "num_reqs");
@@ -104,7 +105,8 @@ class CpuEncoder : public CpuModel {
                           .token_types = token_types ? at_least(*token_types, t, "token_types") : nullptr,
                           .places = places ? shaped(*places, model_.num_axes, t, "places") : nullptr,
                           .num_groups = group_start_loc ? int(group_start_loc->shape(0)) - 1 : 0,
-                          .group_start_loc = group_start_loc ? group_start_loc->data() : nullptr};
+                          .group_start_loc = group_start_loc ? group_start_loc->data() : nullptr,
+                          .lora_ids = lora_ids ? at_least(*lora_ids, b, "lora_ids") : nullptr};
     return view(alone([&] { return pass_->run(in); }), t, model_.config.hidden_size, pass_->stride());
   }
 
@@ -145,7 +147,8 @@ inline void bind_encoder(nb::module_ &m) {
            nb::arg("query_start_loc").noconvert(),
            nb::arg("token_types").none(), nb::arg("x").noconvert().none() = nb::none(),
            nb::arg("places").noconvert().none() = nb::none(),
-           nb::arg("group_start_loc").noconvert().none() = nb::none());
+           nb::arg("group_start_loc").noconvert().none() = nb::none(),
+           nb::arg("lora_ids").noconvert().none() = nb::none());
 }
 
 }  // namespace foreword::kernels

@@ -395,7 +395,7 @@ class CpuModel {
   // An adapter: for each matrix that it changes (matrix, a [rank, cols], b [rows, rank], scale), and for each vector
   // (vector, what is added to it). Returns its bytes.
   size_t add_lora(int id, const std::vector<LoraFactors> &factors, const std::vector<VectorChange> &changes) {
-    check_finished();
+    if (!is_finished_) throw std::invalid_argument("the model is not finished: it takes no adapter yet");
     in_range(id, 1, INT32_MAX, "the number of an adapter");
     std::vector<std::pair<const PackedMatrix *, LoraSource>> sources;
     for (const auto &[matrix, a, b, scale] : factors) {

@@ -24,6 +24,7 @@ EncoderPass::EncoderPass(Model &model, const Encoder &encoder)
       isa_(model.isa),
       pool_(model.pool),
       products_(model),
+      loras_(model),
       scratch_(size_t(model.pool.size())),
       x_(model.config.hidden_size),
       queries_(model.config.num_heads * model.padded_dim),
@@ -59,6 +60,7 @@ const float *EncoderPass::run(const EncoderInput &input) {
 void EncoderPass::check(const EncoderInput &in) const {
   require(in.query_start_loc, 0, 0, 1, "query_start_loc");
   for (int b = 0; b < in.num_reqs; ++b) {
+    if (in.lora_ids) check_adapter(in.lora_ids, b, model_);
     const int begin = in.query_start_loc[b];
     const int64_t last = encoder_.longest ? std::min(in.num_tokens, begin + encoder_.longest) : in.num_tokens;
     require(in.query_start_loc, b + 1, begin, last + 1, "query_start_loc");
@@ -86,6 +88,7 @@ void EncoderPass::check(const EncoderInput &in) const {
 
 void EncoderPass::reserve() {
   const ModelConfig &c = model_.config;
+  loras_.plan(input_.num_tokens, input_.num_reqs, input_.query_start_loc, input_.lora_ids);
   const int T = input_.num_tokens, width = c.num_heads * c.head_dim;
   const int queries = isa_.attention_queries(config(encoder_.layers[0]));
   divide(input_.query_start_loc, input_.num_reqs, queries, texts_);
@@ -106,9 +109,9 @@ void EncoderPass::reserve() {
   qkv_.reserve(size_t(T) * size_t(qkv_stride_));
   hidden_.reserve(size_t(T) * size_t(hidden_stride_));
   if (encoder_.layers[0].gate_bias) gate_.reserve(size_t(T) * size_t(hidden_stride_));
-  in_.reserve(T, c.hidden_size, in_kinds_);
-  o_in_.reserve(T, width, o_kinds_);
-  down_in_.reserve(T, hidden_cols_, down_kinds_);
+  in_.reserve(T, c.hidden_size, loras_.with_kinds(in_kinds_));
+  o_in_.reserve(T, width, loras_.with_kinds(o_kinds_));
+  down_in_.reserve(T, hidden_cols_, loras_.with_kinds(down_kinds_));
 }
 
 void EncoderPass::divide(const int32_t *start_loc, int count, int max_queries, Division &division) const {
@@ -200,7 +203,8 @@ void EncoderPass::attention(int thread, size_t index) {
     if (before) isa_.layer_norm(x, before->mlp_norm.weight, before->mlp_norm.bias, c.hidden_size, c.norm_eps, x);
     return static_cast<const float *>(x);
   });
-  products_.linear(thread, layer.qkv, in, rows, qkv_.data(), Store::assign, &layer.o);
+  const LoraRows loras = loras_.shrink(thread, {&layer.qkv}, in);
+  products_.linear(thread, layer.qkv, in, rows, qkv_.data(), Store::assign, &layer.o, loras);
   pool_.barrier();
   make_heads(thread, layer);
   pool_.barrier();
@@ -208,7 +212,8 @@ void EncoderPass::attention(int thread, size_t index) {
   pool_.barrier();
   const ActivationSet heads =
       products_.prepare_shared(thread, o_in_, layer.o.cols, rows.end, [&](int t) { return heads_.row(t); });
-  products_.linear(thread, layer.o, heads, rows, x_.data(), Store::add, &layer.mlp.up);
+  const LoraRows o_loras = loras_.shrink(thread, {&layer.o}, heads);
+  products_.linear(thread, layer.o, heads, rows, x_.data(), Store::add, &layer.mlp.up, o_loras);
   pool_.barrier();
 }
 
@@ -294,13 +299,13 @@ void EncoderPass::mlp(int thread, size_t index) {
     return static_cast<const float *>(x);
   });
   const bool gated = !layer.mlp.gate.parts.empty();
-  if (gated && layer.gate_bias) {
-    products_.linear(thread, layer.mlp.gate, in, rows, gate_.data(), Store::assign, &layer.mlp.up);
-    products_.linear(thread, layer.mlp.up, in, rows, hidden_.data(), Store::assign, &layer.mlp.down);
-  } else if (gated) {
-    products_.gated(thread, layer.mlp, in, rows, hidden_.data(), layer.mlp.down);
+  const LoraRows loras = loras_.shrink(thread, {&layer.mlp.gate, &layer.mlp.up}, in);
+  if (gated && !layer.gate_bias) {
+    products_.gated(thread, layer.mlp, in, rows, hidden_.data(), layer.mlp.down, loras);
   } else {
-    products_.linear(thread, layer.mlp.up, in, rows, hidden_.data(), Store::assign, &layer.mlp.down);
+    if (gated) products_.linear(thread, layer.mlp.gate, in, rows, gate_.data(), Store::assign, &layer.mlp.up, loras);
+    const int place = gated ? 1 : 0;
+    products_.linear(thread, layer.mlp.up, in, rows, hidden_.data(), Store::assign, &layer.mlp.down, loras, place);
   }
   pool_.barrier();
   const size_t stride = size_t(layer.mlp.up.stride);
@@ -320,7 +325,9 @@ void EncoderPass::mlp(int thread, size_t index) {
     return static_cast<const float *>(row);
   });
   const EncoderLayer *next = index + 1 < encoder_.layers.size() ? &encoder_.layers[index + 1] : nullptr;
-  products_.linear(thread, layer.mlp.down, hidden, rows, x_.data(), Store::add, next ? &next->qkv : nullptr);
+  const LoraRows down_loras = loras_.shrink(thread, {&layer.mlp.down}, hidden);
+  const Linear *qkv = next ? &next->qkv : nullptr;
+  products_.linear(thread, layer.mlp.down, hidden, rows, x_.data(), Store::add, qkv, down_loras);
   pool_.barrier();
 }
 

@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/forward/lora_step.h"
 #include "kernels/forward/products.h"
 
 namespace foreword::kernels {
@@ -49,6 +50,7 @@ struct EncoderInput {
   const int64_t *places;           // [num_axes, T], of rotations by several axes; null without
   int num_groups;                  // groups of the grouped layers, 0 without
   const int32_t *group_start_loc;  // [num_groups + 1]
+  const int32_t *lora_ids;         // [B] the adapter of each text, 0: none; null: none has one
 };
 
 class EncoderPass {
@@ -103,6 +105,7 @@ class EncoderPass {
   ThreadPool &pool_;
   EncoderInput input_{};
   Products products_;
+  LoraStep loras_;
   std::vector<Scratch> scratch_;  // [num_threads]
   KindSet in_kinds_{}, o_kinds_{}, down_kinds_{};
   int hidden_stride_ = 0, hidden_cols_ = 0, qkv_stride_ = 0;

@@ -439,6 +439,7 @@ class CpuEncoder(CpuModel):
         x: F32 | None = None,
         places: I64 | None = None,
         group_start_loc: I32 | None = None,
+        lora_ids: I32 | None = None,
     ) -> F32: ...
 
 class SamplingRows:

@@ -68,7 +68,7 @@ PassContext::PassContext(Model &m)
 }
 
 void PassContext::reserve() {
-  lora_.plan(input);
+  lora_.plan(input.num_tokens, input.num_reqs, input.query_start_loc, input.lora_ids);
   if (has_aside_) {
     for (FloatRows *rows : {&first_input, &aside}) rows->reserve(input.num_tokens);
     for (Buffer<float> &out : wide_out_) out.reserve(2 * size_t(padded_row(2 * model.config.hidden_size)));

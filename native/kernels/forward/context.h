@@ -96,16 +96,13 @@ class PassContext {
   const float *inner_row(int thread, const float *row, Vector norm, int size) const;
 
   // `kinds`, and the kinds of input that the adapters of the step take.
-  KindSet with_loras(KindSet kinds) const {
-    lora_.add_kinds(kinds);
-    return kinds;
-  }
+  KindSet with_loras(KindSet kinds) const { return lora_.with_kinds(kinds); }
   bool has_loras() const { return lora_.is_active(); }
   // The adapters of the step; only if it has some.
   const LoraStep &loras() const { return lora_; }
   // The adapters of all tokens, shrunk for products whose input is `a`.
   LoraRows shrink(int thread, std::initializer_list<const Linear *> linears, const ActivationSet &a) {
-    return has_loras() ? lora_.shrink(thread, linears, a) : LoraRows();
+    return lora_.shrink(thread, linears, a);
   }
   // As shrink, by this thread alone: see LoraStep::shrink_alone.
   LoraRows shrink_alone(int thread, const PackedMatrix &matrix, const ActivationSet &a, Share tokens) {

@@ -21,6 +21,12 @@ void check_states(const ForwardInput &in, const ForwardInput::Group &g, int b, c
 
 }  // namespace
 
+void check_adapter(const int32_t *lora_ids, int req, const Model &model) {
+  if (lora_ids[req] == 0 || model.loras.contains(lora_ids[req])) return;
+  throw std::invalid_argument("lora_ids[" + std::to_string(req) + "] = " + std::to_string(lora_ids[req]) +
+                              " is not the number of an adapter");
+}
+
 void check_input(const ForwardInput &in, const Model &model) {
   const KVConfig &kv = model.kv.config();
   const int64_t num_slots = int64_t(kv.num_blocks) * kv.block_size;
@@ -41,10 +47,7 @@ void check_input(const ForwardInput &in, const Model &model) {
   for (int b = 0; b < in.num_reqs; ++b) {
     const int begin = in.query_start_loc[b];
     require(in.query_start_loc, b + 1, begin, int64_t(in.num_tokens) + 1, "query_start_loc");
-    if (in.lora_ids && in.lora_ids[b] != 0 && !model.loras.contains(in.lora_ids[b])) {
-      throw std::invalid_argument("lora_ids[" + std::to_string(b) + "] = " + std::to_string(in.lora_ids[b]) +
-                                  " is not the number of an adapter");
-    }
+    if (in.lora_ids) check_adapter(in.lora_ids, b, model);
     const int64_t first = int64_t(in.seq_lens[b]) - in.query_len(b);
     for (int t = begin; t < in.query_start_loc[b + 1]; ++t) {
       const int64_t position = first + (t - begin);

@@ -62,6 +62,9 @@ inline void require(const T *values, int64_t index, int64_t begin, int64_t end, 
                               " is outside [" + std::to_string(begin) + ", " + std::to_string(end) + ")");
 }
 
+// Throws std::invalid_argument for the number of an adapter of a request that the model does not hold. lora_ids: [B].
+void check_adapter(const int32_t *lora_ids, int req, const Model &model);
+
 // Throws std::invalid_argument naming the tensor, index and value if any value is outside its range.
 void check_input(const ForwardInput &input, const Model &model);
 

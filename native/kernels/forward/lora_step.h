@@ -17,9 +17,10 @@ class LoraStep {
  public:
   explicit LoraStep(Model &model) : model_(model), plan_(model.isa) {}
 
-  // Plans the step of an input that was checked.
-  void plan(const ForwardInput &input);
-  // Returns whether a request of the step has an adapter. Without one, the functions below must not be called.
+  // Plans a step that was checked: query_start_loc [num_reqs + 1], and lora_ids [num_reqs], the adapter of each
+  // request, 0 for none; null: none has one.
+  void plan(int num_tokens, int num_reqs, const int32_t *query_start_loc, const int32_t *lora_ids);
+  // Returns whether a request of the step has an adapter.
   bool is_active() const { return !plan_.is_empty(); }
 
   // The adapters of the step that change experts, and for each token its own among them, −1 for none.
@@ -32,16 +33,16 @@ class LoraStep {
     return adapter ? adapter->change_of(vector) : nullptr;
   }
 
-  // Adds the kinds of input that the adapters take and the matrices may not.
-  void add_kinds(KindSet &kinds) const;
+  // The kinds of input that the matrices take, and those that the adapters take.
+  KindSet with_kinds(KindSet kinds) const;
 
   // The adapters of all tokens, with the share of `thread` of a Aᵀ for the matrices of products with the same input.
-  // Ends with a barrier.
+  // Ends with a barrier if the step is active.
   LoraRows shrink(int thread, std::initializer_list<const Linear *> linears, const ActivationSet &a);
 
   static constexpr int kTokensAlone = 64;
-  // As shrink, for one matrix and by this thread alone, without a barrier: `a` has the inputs of up to kTokensAlone
-  // tokens, the first in row 0.
+  // As shrink, in an active step, for one matrix and by this thread alone, without a barrier: `a` has the inputs of up
+  // to kTokensAlone tokens, the first in row 0.
   LoraRows shrink_alone(int thread, const PackedMatrix &matrix, const ActivationSet &a, Share tokens);
 
  private:
@@ -49,7 +50,7 @@ class LoraStep {
   static constexpr size_t kMatrices = 7;
   static_assert(kMatrices >= kMostStreams - 1);
 
-  void find_adapters(const ForwardInput &input);
+  void find_adapters(int num_tokens, int num_reqs, const int32_t *query_start_loc, const int32_t *lora_ids);
 
   Model &model_;
   std::vector<uint64_t> requests_;  // adapter << 32 | request

@@ -282,19 +282,26 @@ class LLM:
         """
         return [output.outputs.data for output in self.encode(prompts, pooling_params, lora=lora, progress=progress)]
 
-    def classify(self, prompts: Prompts, *, progress: bool | None = None) -> list[PoolingRequestOutput]:
+    def classify(
+        self, prompts: Prompts, *, lora: Loras = None, progress: bool | None = None
+    ) -> list[PoolingRequestOutput]:
         """Return the probabilities of each prompt's labels, in ``outputs.probs``; the model's ``pooling.labels`` name
         them.
         """
-        return self.encode(prompts, PoolingParams(task="classify"), progress=progress)
+        return self.encode(prompts, PoolingParams(task="classify"), lora=lora, progress=progress)
 
     def reward(
-        self, prompts: Prompts, pooling_params: PoolingParams | None = None, *, progress: bool | None = None
+        self,
+        prompts: Prompts,
+        pooling_params: PoolingParams | None = None,
+        *,
+        lora: Loras = None,
+        progress: bool | None = None,
     ) -> list[PoolingRequestOutput]:
         """Return what the model's head gives for each prompt, or for each of its steps, in ``outputs.data``."""
         from foreword.engine.pooling import with_task
 
-        return self.encode(prompts, with_task(pooling_params, "reward"), progress=progress)
+        return self.encode(prompts, with_task(pooling_params, "reward"), lora=lora, progress=progress)
 
     def score(
         self,
@@ -302,16 +309,18 @@ class LLM:
         documents: str | Sequence[str],
         pooling_params: PoolingParams | None = None,
         *,
+        lora: str | None = None,
         progress: bool | None = None,
     ) -> list[PoolingRequestOutput]:
         """Return how well each document fits its query, in ``outputs.score``: query i with document i, or one with all.
 
         A model with a head of one output reads both texts together; for others it is the cosine of the embeddings.
+        lora: the name of an adapter, for all texts.
         """
         from foreword.engine.pooling import plan_scores
 
         plan = plan_scores(self.tokenizer, self.model.pooling, queries, documents, pooling_params)
-        return plan.read(self.encode(plan.prompts, plan.params, progress=progress))
+        return plan.read(self.encode(plan.prompts, plan.params, lora=lora, progress=progress))
 
     def _jobs(
         self, prompts: Prompts, given: object, lora: Loras, *, kind: OneEach[Any] = PARAMS, stream: bool = False

@@ -24,7 +24,7 @@ from foreword.media.limits import MediaLimits
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.generation_files import Suggestions
 from foreword.models.loader import LoadedModel
-from foreword.models.lora import read_lora
+from foreword.models.lora import read_encoder_lora, read_lora
 from foreword.models.next_token import NextTokenHead
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec
@@ -217,6 +217,8 @@ class EncoderModel(Model[LoadedModel]):
         """Raise ConfigError for an option that only decoders have."""
         super().__init__(loaded, kind, options.of_encoder())
         self.spec, self.vocab_size = spec, spec.vocab_size
+        if (family := loaded.encoder_family) is not None:
+            self.read_lora = partial(read_encoder_lora, spec=spec, family=family, has_head=bool(loaded.pooling.head))
 
     def configured(self, config: EngineConfig) -> EngineConfig:
         """Return the settings with one KV block per request, which has no memory.

@@ -8,11 +8,11 @@ import numpy as np
 
 from foreword.arrays import F32, I32, I64, Ints
 from foreword.batch import InputBatch
-from foreword.executors.executor import Capability
-from foreword.executors.functions import ACTIVATIONS, FloatWeights, layer_norm, rms_norm, softmax
-from foreword.executors.host import HostExecutor
+from foreword.executors.executor import AdapterStore, Capability
+from foreword.executors.functions import ACTIVATIONS, FloatWeights, LoraTokens, layer_norm, product, rms_norm, softmax
+from foreword.executors.host import AdaptedExecutor
 from foreword.executors.inputs import check_whole
-from foreword.executors.numpy import rotate
+from foreword.executors.numpy import NumpyAdapters, rotate
 from foreword.executors.pooling import Pooler
 from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec, relative_bucket
 from foreword.models.pooling import PoolingSpec
@@ -28,30 +28,31 @@ class EncoderLayers:
     def __init__(self, spec: EncoderSpec, weight: FloatWeights) -> None:
         self.spec, self.weight = spec, weight
 
-    def run(self, x: F32, positions: I64, starts: Ints, groups: Ints | None = None) -> F32:
+    def run(self, x: F32, positions: I64, starts: Ints, groups: Ints | None = None, loras: LoraTokens = ()) -> F32:
         """Return the hidden states [T, hidden] of texts, or of images.
 
         x: [T, hidden]. positions: [T], from 0 in each text; or [T, axes]. starts: [B + 1], the first row of each, and
-        T. groups: the same of the groups that windowed layers see; None: they see all.
+        T. groups: the same of the groups that windowed layers see; None: they see all. loras: the adapters of the rows.
         """
         spec, act = self.spec, ACTIVATIONS[self.spec.activation]
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
             h = self.norm(x, p + "attn_norm") if spec.norms_before and layer.has_attn_norm else x
             seen = groups if layer.is_windowed and groups is not None else starts
-            x = x + self.linear(self.attention(h, p, layer, positions, seen), p + "o")
+            x = x + self.linear(self.attention(h, p, layer, positions, seen, loras), p + "o", loras)
             if not spec.norms_before:
                 x = self.norm(x, p + "attn_norm")
             h = self.norm(x, p + "mlp_norm") if spec.norms_before else x
-            up = self.linear(h, p + "up")
-            x = x + self.linear(act(self.linear(h, p + "gate")) * up if spec.gated else act(up), p + "down")
+            up = self.linear(h, p + "up", loras)
+            inner = act(self.linear(h, p + "gate", loras)) * up if spec.gated else act(up)
+            x = x + self.linear(inner, p + "down", loras)
             if not spec.norms_before:
                 x = self.norm(x, p + "mlp_norm")
         return self.norm(x, "final_norm") if spec.norms_before and spec.has_final_norm else x
 
-    def linear(self, h: F32, name: str) -> F32:
-        """Return h Wᵀ, plus the bias if the model has one."""
-        out = h @ self.weight(name).T
+    def linear(self, h: F32, name: str, loras: LoraTokens) -> F32:
+        """Return `product`, plus the bias if the model has one."""
+        out = product(h, name, self.weight, loras)
         return out + self.weight(name + "_bias") if self.spec.biases else out
 
     def norm(self, x: F32, name: str) -> F32:
@@ -61,10 +62,12 @@ class EncoderLayers:
         bias = self.weight(name + "_bias") if self.spec.biases else None
         return layer_norm(x, self.weight(name), bias, self.spec.norm_eps)
 
-    def attention(self, h: F32, p: str, layer: EncoderLayerSpec, positions: I64, starts: Ints) -> F32:
+    def attention(
+        self, h: F32, p: str, layer: EncoderLayerSpec, positions: I64, starts: Ints, loras: LoraTokens
+    ) -> F32:
         """Let each text attend to itself. Return [T, heads * head_dim]."""
         spec = self.spec
-        q, k, v = (self.linear(h, p + name).reshape(len(h), spec.num_heads, spec.head_dim) for name in "qkv")
+        q, k, v = (self.linear(h, p + name, loras).reshape(len(h), spec.num_heads, spec.head_dim) for name in "qkv")
         if layer.rope is not None:
             at = positions[:, list(layer.rope.axes)] if layer.rope.axes else positions[:, None]
             q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
@@ -85,16 +88,18 @@ class EncoderLayers:
         return out.reshape(len(h), -1)
 
 
-class EncoderExecutor(HostExecutor):
+class EncoderExecutor(AdaptedExecutor):
     """Runs ``spec`` over whole texts and pools. It keeps nothing between steps: its KV blocks have no memory."""
 
-    capabilities = frozenset({Capability.POOLING})
+    capabilities = frozenset({Capability.LORA, Capability.POOLING})
     reads_gathered_tables = False
 
     def __init__(self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec) -> None:
         super().__init__(pooler=Pooler(pooling, weights))
         self.spec, self.weight = spec, FloatWeights(weights)
         self.arithmetic = EncoderLayers(spec, self.weight)
+        self._float_adapters = NumpyAdapters()
+        self.adapters: AdapterStore = self._float_adapters
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
@@ -123,7 +128,8 @@ class EncoderExecutor(HostExecutor):
             types = self.token_types(batch)
             x = x + self.weight("token_types")[0 if types is None else types]
         starts = batch.query_start_loc[: batch.num_reqs + 1]
-        return self.arithmetic.run(self.arithmetic.norm(x, "embed_norm"), positions, starts)
+        loras = self._float_adapters.of_step(batch)
+        return self.arithmetic.run(self.arithmetic.norm(x, "embed_norm"), positions, starts, loras=loras)
 
     def token_types(self, batch: InputBatch) -> I32 | None:
         """Return 1 for the tokens of the second of two texts, else 0, int32 [T]; None if all are 0."""

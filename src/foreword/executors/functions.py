@@ -74,6 +74,16 @@ def silu(x: F32) -> F32:
     return x * sigmoid(x)
 
 
+def product(x: F32, name: str, weight: FloatWeights, loras: LoraTokens) -> F32:
+    """Return x Wᵀ, plus scale · (x Aᵀ) Bᵀ for the tokens of each adapter. name: of W."""
+    out: F32 = x @ weight(name).T
+    for pairs, tokens in loras:
+        if name in pairs:
+            a, b = pairs[name]
+            out[tokens] += x[tokens] @ a.T @ b.T
+    return out
+
+
 def gelu_tanh(x: F32) -> F32:
     """Return x/2 * (1 + tanh(sqrt(2/π) * (x + 0.044715 x³)))."""
     inner: F32 = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)

@@ -90,8 +90,20 @@ class HostExecutor(ABC):
         apply_block_ops(ops, self)
 
 
-class PagedExecutor(HostExecutor):
-    """A `HostExecutor` whose blocks are in ``cache`` and whose LoRA adapters are in ``adapters``.
+class AdaptedExecutor(HostExecutor):
+    """A `HostExecutor` whose LoRA adapters are in ``adapters``."""
+
+    adapters: AdapterStore
+
+    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
+        return self.adapters.load(lora_id, adapter)
+
+    def drop_lora(self, lora_id: int) -> None:
+        self.adapters.drop(lora_id)
+
+
+class PagedExecutor(AdaptedExecutor):
+    """An `AdaptedExecutor` whose blocks are in ``cache``.
 
     given: inputs of the next step in place of those of its requests; None: theirs.
     """
@@ -99,7 +111,6 @@ class PagedExecutor(HostExecutor):
     given: StepInputs | None = None
 
     cache: BlockStore
-    adapters: AdapterStore
 
     def __init__(
         self,
@@ -127,12 +138,6 @@ class PagedExecutor(HostExecutor):
 
     def zero_blocks(self, blocks: I32) -> None:
         self.cache.zero_blocks(blocks)
-
-    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
-        return self.adapters.load(lora_id, adapter)
-
-    def drop_lora(self, lora_id: int) -> None:
-        self.adapters.drop(lora_id)
 
 
 class TransferPagedExecutor(PagedExecutor):

@@ -187,8 +187,9 @@ class NativeAdapters:
     each of a head, are Wk_b, and Wv_b.
     """
 
-    def __init__(self, parts: Parts[native.CpuModel], heads: int) -> None:
-        self._core, self._matrices, self._vectors = parts.core, parts.matrices, parts.vectors
+    def __init__(self, parts: Parts[native.CpuModel] | Parts[native.CpuEncoder], heads: int) -> None:
+        self._core: native.CpuModel = parts.core
+        self._matrices, self._vectors = parts.matrices, parts.vectors
         self._inputs, self._heads = parts.inputs, heads
 
     def load(self, lora_id: int, adapter: LoraAdapter) -> int:

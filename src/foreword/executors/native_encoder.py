@@ -11,10 +11,10 @@ from typing import Any, Unpack
 import numpy as np
 
 from foreword.arrays import F32
-from foreword.batch import InputBatch
+from foreword.batch import InputBatch, lora_mapping
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.encoder import EncoderExecutor
-from foreword.executors.native import packed_format
+from foreword.executors.native import NativeAdapters, packed_format
 from foreword.executors.option_types import NativeKeywords
 from foreword.executors.options import NativeOptions, WeightFormat
 from foreword.executors.packed.parts import Parts, built
@@ -27,14 +27,15 @@ from foreword.native import native
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
-def native_core(
+def native_encoder(
     spec: EncoderSpec, weights: Weights, options: NativeOptions, *, isa: str | None = None, what: str = "encoder"
-) -> native.CpuEncoder:
-    """Return the native encoder of a spec. Errors are those of `NativeExecutor`. what: it is, among those of a file."""
-    core: native.CpuEncoder = built(
+) -> Parts[native.CpuEncoder]:
+    """Return the parts of the native encoder of a spec. Errors are those of `NativeExecutor`. what: it is, among those
+    of a file.
+    """
+    return built(
         lambda: _new_core(spec, options, isa), partial(_fill, spec, options.weight_format), weights, options, spec, what
-    ).core
-    return core
+    )
 
 
 def _new_core(spec: EncoderSpec, options: NativeOptions, isa: str | None) -> native.CpuEncoder:
@@ -106,7 +107,8 @@ class NativeEncoderExecutor(EncoderExecutor):
     ) -> None:
         own = NativeOptions(**options).of_encoder()
         super().__init__(spec, weights, pooling)
-        self.core = native_core(spec, weights, own, isa=isa)
+        parts = native_encoder(spec, weights, own, isa=isa)
+        self.core, self.adapters = parts.core, NativeAdapters(parts, spec.num_heads)
 
     def encode(self, batch: InputBatch) -> F32:
         """Return the hidden states [T, hidden], valid until the next call."""
@@ -118,6 +120,7 @@ class NativeEncoderExecutor(EncoderExecutor):
                 positions=batch.positions,
                 query_start_loc=batch.query_start_loc,
                 token_types=self.token_types(batch),
+                lora_ids=lora_mapping(batch).requests if batch.states.loras else None,
             )
         except ValueError as error:
             raise PlanError(str(error), step=batch.step) from None

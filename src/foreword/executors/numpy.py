@@ -24,6 +24,7 @@ from foreword.executors.functions import (
     cap,
     gelu,
     layer_norm,
+    product,
     rms_norm,
     rounded,
     sigmoid,
@@ -356,13 +357,8 @@ class NumpyExecutor(TransferPagedExecutor):
         return x + np.float32(self.spec.residual_scale * scale) * normed
 
     def linear(self, x: F32, name: str, loras: LoraTokens) -> F32:
-        """Return x Wᵀ, plus scale · (x Aᵀ) Bᵀ for the tokens of each adapter."""
-        out: F32 = x @ self.weight(name).T
-        for pairs, tokens in loras:
-            if name in pairs:
-                a, b = pairs[name]
-                out[tokens] += x[tokens] @ a.T @ b.T
-        return out
+        """See `product`."""
+        return product(x, name, self.weight, loras)
 
     def biased(self, x: F32, name: str, loras: LoraTokens, *, has_bias: bool) -> F32:
         """Return `linear`, plus the bias."""

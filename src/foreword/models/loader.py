@@ -74,7 +74,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     name: str
     path: Path
-    family: Family | None = None  # only decoders have one
+    family: Family | None = None  # None for an encoder
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
     unread_keys: tuple[str, ...] = ()  # keys of its configurations that have no influence
     generation: GenerationFiles = field(default_factory=GenerationFiles)
@@ -82,6 +82,7 @@ class LoadedModel:
     no_images: str = ""  # the reason why it takes none although it is a model of images and texts
     head: Callable[[], NextTokenHead | None] = no_head  # that predicts further tokens, read when it is called
     num_features: int | None = None  # number for a separate encoder of images, 0 if this file names none
+    encoder_family: EncoderFamily | None = None  # None for a decoder, and for a GGUF file
 
     @property
     def decoder(self) -> DecoderSpec:
@@ -333,7 +334,8 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
     tensors = {**tensors, **_dense_tensors(beside, sources)}
     weights = FileWeights(encoder_weights(folder, tensors, spec, family, pooling), sources, config.values)
     tokenizer = Tokenizer.from_directory(folder, lowercase=beside.lowercase)
-    return _loaded(spec, weights, tokenizer, name, folder, pooling, GenerationFiles(), config, family.keys)
+    loaded = _loaded(spec, weights, tokenizer, name, folder, pooling, GenerationFiles(), config, family.keys)
+    return replace(loaded, encoder_family=family)
 
 
 def _text_config(config: Config) -> Config:

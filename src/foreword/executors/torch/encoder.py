@@ -17,6 +17,7 @@ from foreword.executors.encoder import EncoderExecutor
 from foreword.executors.option_types import TorchKeywords
 from foreword.executors.options import TorchOptions
 from foreword.executors.torch.activations import ACTIVATIONS
+from foreword.executors.torch.loras import Loras, StepLoras
 from foreword.executors.torch.options import device_of, dtype_of, use_threads
 from foreword.executors.torch.rotation import Rotaries, Rotation
 from foreword.executors.torch.tensors import as_floats, as_tensor
@@ -53,6 +54,8 @@ class TorchEncoderExecutor(EncoderExecutor):
             self.biases = as_tensor(by_distance(spec, weights["relative"].dequantize()), load.device).to(dtype)
         self.layers = [EncoderLayer(spec, i, load) for i in range(spec.num_layers)]
         self.final_norm = LayerNorm("final_norm", spec, load) if spec.norms_before else None
+        products = [product for layer in self.layers for product in layer.products]
+        self.adapters = self.loras = Loras(products, load.device, load.dtype)
 
     def encode(self, batch: InputBatch) -> F32:
         """Return the hidden states [T, hidden]."""
@@ -70,9 +73,9 @@ class TorchEncoderExecutor(EncoderExecutor):
             x = x + (self.types[0] if types is None else embedding(as_tensor(types, self.device), self.types))
         x = self.embed_norm(x)
         rotations = self.rotaries.at(positions, x.dtype)
-        texts = texts_of(batch, self.device, self.biases)
+        texts, loras = texts_of(batch, self.device, self.biases), self.loras.of_step(batch)
         for layer in self.layers:
-            x = layer(x, rotations, texts)
+            x = layer(x, rotations, texts, loras)
         return x if self.final_norm is None else self.final_norm(x)
 
 
@@ -100,19 +103,20 @@ class EncoderLayer:
         self.qkv, self.output = product("q", "k", "v"), product("o")
         self.mlp_norm = LayerNorm(prefix + "mlp_norm", spec, load)
         self.up, self.down = product(*(("gate", "up") if spec.gated else ("up",))), product("down")
+        self.products = self.qkv, self.output, self.up, self.down
 
-    def __call__(self, x: Tensor, rotations: Rotations, texts: list[Texts]) -> Tensor:
+    def __call__(self, x: Tensor, rotations: Rotations, texts: list[Texts], loras: StepLoras | None) -> Tensor:
         if self.spec.norms_before:
-            x = x + self.attention(self.attn_norm(x) if self.attn_norm else x, rotations, texts)
-            return x + self.mlp(self.mlp_norm(x))
+            x = x + self.attention(self.attn_norm(x) if self.attn_norm else x, rotations, texts, loras)
+            return x + self.mlp(self.mlp_norm(x), loras)
         assert self.attn_norm is not None
-        x = self.attn_norm(x + self.attention(x, rotations, texts))
-        return self.mlp_norm(x + self.mlp(x))
+        x = self.attn_norm(x + self.attention(x, rotations, texts, loras))
+        return self.mlp_norm(x + self.mlp(x, loras))
 
-    def attention(self, h: Tensor, rotations: Rotations, texts: list[Texts]) -> Tensor:
+    def attention(self, h: Tensor, rotations: Rotations, texts: list[Texts], loras: StepLoras | None) -> Tensor:
         """Let each text attend to itself. Return [T, hidden]."""
         spec, heads = self.spec, self.spec.num_heads
-        qk, v = self.qkv(h).unflatten(1, (3 * heads, spec.head_dim)).split((2 * heads, heads), dim=1)
+        qk, v = self.qkv(h, loras).unflatten(1, (3 * heads, spec.head_dim)).split((2 * heads, heads), dim=1)
         if self.layer.rope is not None:
             qk = rotations[self.layer.rope](qk)
         out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -121,15 +125,15 @@ class EncoderLayer:
             mask = own.mask(self.layer.window)
             a = scaled_dot_product_attention(q, k, values, attn_mask=mask, scale=spec.query_scale)
             out[own.tokens[own.is_token]] = a.transpose(1, 2)[own.is_token]
-        return self.output(out.flatten(1))
+        return self.output(out.flatten(1), loras)
 
-    def mlp(self, h: Tensor) -> Tensor:
+    def mlp(self, h: Tensor, loras: StepLoras | None) -> Tensor:
         """Return act(h Wup) Wdown, or with ``gated`` (act(h Wgate) * (h Wup)) Wdown."""
-        act, up = ACTIVATIONS[self.spec.activation], self.up(h)
+        act, up = ACTIVATIONS[self.spec.activation], self.up(h, loras)
         if not self.spec.gated:
-            return self.down(act(up))
+            return self.down(act(up), loras)
         gate, up = up.chunk(2, dim=1)
-        return self.down(act(gate) * up)
+        return self.down(act(gate) * up, loras)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from foreword.arrays import F32, I64
 from foreword.executors.encoder import EncoderLayers
 from foreword.executors.functions import FloatWeights
-from foreword.executors.native_encoder import native_core
+from foreword.executors.native_encoder import native_encoder
 from foreword.executors.options import NativeOptions
 from foreword.executors.vision.encoder import Grid, Tower
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
@@ -54,7 +54,7 @@ def native_tower(spec: VisionSpec, weights: Weights, options: NativeOptions) -> 
     def part(tower: EncoderSpec, own: Weights, number: int) -> Part:
         if not tower.layers:  # the last norm alone
             return _numpy_part(tower, own)
-        core = native_core(tower, own, options, what=f"images {number}")
+        core = native_encoder(tower, own, options, what=f"images {number}").core
         is_windowed = any(layer.is_windowed for layer in tower.layers)
 
         def run(x: F32, layout: Layout) -> F32:

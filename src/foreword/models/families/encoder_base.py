@@ -37,6 +37,7 @@ class EncoderFamily:
     head: of a classifier, from the config and its number of labels; head_pooling: which states it takes.
     constants: values of weights that its files do not have. fused_end: the end of the name of a tensor without which
     ``fused`` does not hold; empty: it holds for all files. other_names: keys of a config that stand for others.
+    modules: canonical name → linear layer of the model's class in transformers, if it has other ones than the files.
     """
 
     title: str
@@ -51,6 +52,7 @@ class EncoderFamily:
     constants: Mapping[str, float] = field(default_factory=dict)
     fused_end: str = ""
     other_names: Mapping[str, str] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, config: Config) -> EncoderSpec:
         """Return the spec of a config. Raise ModelError for a key with a value that the family does not compute."""

@@ -109,6 +109,9 @@ _JINA_NAMES = {
     "up": _LAYERS + "mlp.fc1",
     "down": _LAYERS + "mlp.fc2",
 }
+_ATTENTION = {name: f"layers.{{i}}.self_attn.{name}_proj.weight" for name in "qkvo"}
+_MODULES = _ATTENTION | {name: f"layers.{{i}}.mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
+_JINA_MODULES = _ATTENTION | {"up": "layers.{i}.mlp.fc1.weight", "down": "layers.{i}.mlp.fc2.weight"}
 FAMILIES = {
     "nomic_bert": EncoderFamily(
         "Nomic BERT",
@@ -128,6 +131,7 @@ FAMILIES = {
             "layer_norm_epsilon": "layer_norm_eps",
             "rotary_emb_base": "rope_theta",
         },
+        modules=_MODULES,
     ),
     "gte": EncoderFamily(
         "GTE",
@@ -138,6 +142,7 @@ FAMILIES = {
         dense_head("tanh"),
         _gte_rows,
         constants={"gate_bias": 0.0, "up_bias": 0.0},
+        modules=_MODULES,
     ),
     "jina_embeddings_v3": EncoderFamily(
         "Jina Embeddings 3",
@@ -147,5 +152,6 @@ FAMILIES = {
         {**_EMBEDDINGS, **weight_and_bias(_JINA_NAMES | ROBERTA_HEAD)},
         dense_head("tanh"),
         qkv_rows,
+        modules=_JINA_MODULES,
     ),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -123,13 +123,32 @@ def modules_of(
     numbers: Sequence[int],
     idle: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Module]:
+    """Return the linear layers of a decoder that an adapter may change, by name.
+
+    names, numbers: see `linear_modules`. idle: further linear layers that no token reaches → those of the same shape.
+    """
+
+    def num_experts(layer: int) -> int:
+        experts = spec.layers[layer].experts
+        return experts.num_experts if experts else 0
+
+    modules = linear_modules(weight_names(spec, by_layer=True), names, numbers, num_experts)
+    return modules | {name: replace(modules[like], parts=()) for name, like in idle.items()}
+
+
+def linear_modules(
+    shapes: Iterable[tuple[str, tuple[int, ...]]],
+    names: Mapping[str, str | Rows],
+    numbers: Sequence[int] | None = None,
+    num_experts: Callable[[int], int] = lambda layer: 0,
+) -> dict[str, Module]:
     """Return the linear layers that an adapter may change, by name.
 
-    names: canonical weight → tensor of a file, or rows of one. numbers: see `Family`. idle: further linear layers that
-    no token reaches → those of the same shape.
+    shapes: of the canonical weights. names: canonical weight → tensor of a file, or rows of one. numbers: see `Family`.
+    num_experts: the number of experts of a layer.
     """
     modules: dict[str, Module] = {}
-    for name, shape in weight_names(spec, by_layer=True):
+    for name, shape in shapes:
         if not _TARGET.fullmatch(name) or not has_source(name, names):
             continue
         tensor, rows, expert = source_of(name, names, numbers)
@@ -137,13 +156,12 @@ def modules_of(
         if expert is not None:
             if expert:
                 continue  # the tensor of all experts, which the first one has made
-            experts = spec.layers[int(name.split(".")[1])].experts
-            count, name = experts.num_experts if experts else 0, name.replace(".experts.0.", ".experts.{e}.")
+            count, name = num_experts(int(name.split(".")[1])), name.replace(".experts.0.", ".experts.{e}.")
         rows = rows or Rows(tensor, 0, shape[0])
         stop = rows.stop if rows.period is None else shape[0] // (rows.stop - rows.start) * rows.period
         other = modules.get(key := tensor.removesuffix(".weight"), Module(0, shape[1], ()))
         modules[key] = Module(max(stop, other.num_outputs), shape[1], (*other.parts, (name, rows)), count)
-    return modules | {name: replace(modules[like], parts=()) for name, like in idle.items()}
+    return modules
 
 
 def parameters_of(

@@ -8,9 +8,19 @@ from pathlib import Path
 
 from foreword.errors import ModelError, reason_of
 from foreword.models.digests import Digests
+from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
 from foreword.models.families.base import SAFETENSORS_NAMES, Family, Rows
+from foreword.models.families.encoder_base import EncoderFamily
 from foreword.models.files import identity_of
-from foreword.models.lora.adapter import FileStates, LoraAdapter, Module, in_order, modules_of, parameters_of
+from foreword.models.lora.adapter import (
+    FileStates,
+    LoraAdapter,
+    Module,
+    in_order,
+    linear_modules,
+    modules_of,
+    parameters_of,
+)
 from foreword.models.lora.gguf import read_gguf_lora
 from foreword.models.lora.peft import CONFIG, WEIGHTS, read_peft
 from foreword.models.spec import DecoderSpec
@@ -42,6 +52,24 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapte
         return in_order(
             adapter, spec, is_interleaved=family.interleaved, of_indexer=family.interleaved_indexer, is_tiled=False
         )
+
+    return _read_unchanged(Path(path), read)
+
+
+def read_encoder_lora(path: str | Path, spec: EncoderSpec, family: EncoderFamily, *, has_head: bool) -> LoraAdapter:
+    """Return the adapter at a path for an encoder in a directory. Raise ModelError as `read_lora`, and for a file.
+
+    has_head: the model is a classifier, whose head adapters do not change.
+    """
+    # No vector depends on the pooler of a model without a head.
+    idle = {} if has_head else {"pooler.dense": Module(spec.hidden_size, spec.hidden_size, ())}
+    names: dict[str, str | Rows] = {**family.names, **family.fused(spec)}
+    by_files, by_class = (linear_modules(encoder_weight_names(spec), own) | idle for own in (names, {**family.modules}))
+
+    def read(path: Path) -> LoraAdapter:
+        if not path.is_dir():
+            raise ModelError(f"{path}: is not a directory. Encoders take adapters in PEFT's format")
+        return read_peft(path, by_files, {family.prefix: ""}, others=by_class)
 
     return _read_unchanged(Path(path), read)
 

@@ -48,11 +48,13 @@ def read_peft(
     renamed: Mapping[str, str] = MappingProxyType({}),
     parameters: Mapping[str, Mapping[str, Module]] = MappingProxyType({}),
     model: str = "",
+    others: Mapping[str, Module] = MappingProxyType({}),
 ) -> LoraAdapter:
     """Return the adapter of a directory, for a model with these linear layers by their names in it. renamed: parts of
     other names that these may have, with what they are in ``modules``. parameters: see `parameters_of`. model: the
-    beginning of names that those of an adapter for the model without its head lack. Raise ModelError if a file is
-    missing or damaged, if the adapter is of another model, or needs what is not supported.
+    beginning of names that those of an adapter for the model without its head lack. others: linear layers that stand
+    for all of ``modules`` if the adapter changes one of them. Raise ModelError if a file is missing or damaged, if the
+    adapter is of another model, or needs what is not supported.
     """
     config = read_config(folder / CONFIG)
     _check_supported(config)
@@ -60,6 +62,9 @@ def read_peft(
         raise ModelError(f"{folder}: has no {WEIGHTS}. Save the adapter with safetensors")
     path, tensors = folder / WEIGHTS, read_safetensors(folder / WEIGHTS)
     modules = _as_named(modules, tensors, renamed, model)
+    of_class = _as_named(others, tensors, renamed, model)
+    if any(match[1] in of_class.keys() - modules.keys() for name in tensors if (match := _TENSOR.fullmatch(name))):
+        modules = of_class
     targets = dict.fromkeys(_targets(config, modules), "target_modules")
     tensors, wrapped, of_parameters = _parameters(config, modules, tensors, renamed, parameters)
     modules = {**modules, **wrapped}
@@ -70,7 +75,8 @@ def read_peft(
     is_all, names_experts = linear == _ALL, isinstance(linear, list) and any("experts." in end for end in linear)
     for name in sorted(targets.keys() - found.keys()):
         module = modules[name]
-        if not ((module.is_router and is_all) or (module.is_expert and not has_experts and not names_experts)):
+        is_without = (module.is_router and is_all) or (module.is_expert and not has_experts and not names_experts)
+        if module.parts and not is_without:
             raise config.error(f"{targets[name]} name {name}, which {WEIGHTS} does not have", _SAVE_AGAIN)
     if extra := sorted(found.keys() - targets.keys()):
         raise config.error(f"target_modules do not name {extra[0]}, which {WEIGHTS} has", _SAVE_AGAIN)
