@@ -101,6 +101,8 @@ void bind_model(nb::module_ &m) {
            "The inputs that layers have of their own: see PerLayerSpec. To be called before add_layer.")
       .def("set_streams", &CpuModel::set_streams, "into"_a, "out"_a,
            "The matrices of several streams: see StreamsSpec. To be called before add_layer.")
+      .def("set_connections", &CpuModel::set_connections, "num_streams"_a, "magnitude"_a, "eps"_a, "matrix"_a, "base"_a,
+           "scale"_a, "Hyper-connections: see ConnectionsSpec. To be called before add_layer.")
       .def("add_rope", &CpuModel::add_rope, "inv_freq"_a, "scale"_a, "axes"_a = std::vector<int>{})
       .def("add_layer", &CpuModel::add_layer, "layer"_a)
       .def("finish", &CpuModel::finish, "final_norm"_a, "final_norm_bias"_a, "lm_head"_a, "screen"_a = nb::none(),

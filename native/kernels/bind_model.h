@@ -151,6 +151,17 @@ class CpuModel {
     model_.streams.num_streams = others + 1;
   }
 
+  // The numbers of out_mix, its base and its scale.
+  void set_connections(int num_streams, double magnitude, double eps, int matrix, int base, int scale) {
+    check_unfinished();
+    if (!model_.layers.empty()) throw std::invalid_argument("set_connections comes before the first layer");
+    ConnectionsConfig &c = model_.connections;
+    c.num_streams = in_range(num_streams, 1, kMostConnected, "num_streams");
+    c.magnitude = float(magnitude);
+    c.eps = float(eps);
+    c.out = mix(1, matrix, base, scale);
+  }
+
   int add_rope(const std::vector<double> &inv_freq, double scale, const std::vector<int> &axes) {
     check_unfinished();
     int widest = 0;
@@ -180,6 +191,7 @@ class CpuModel {
     scale_sum(d, "mlp", layer.post_mlp_norm);
     per_layer(d, layer);
     if (model_.streams.num_streams > 1) streams(d, layer);
+    if (model_.connections.num_streams) connect(d, layer);
     if (d.contains("stream")) begin_run(d, layer);
     const Layer *before = model_.layers.empty() ? nullptr : &model_.layers.back();
     layer.follows_aside = before && before->is_aside();
@@ -655,6 +667,33 @@ class CpuModel {
     }
   }
 
+  Mix mix(int parts, int matrix, int base, int scale) const {
+    const int count = model_.connections.num_streams;
+    const int64_t size = int64_t(parts * count * count) * model_.config.hidden_size;
+    return {parts, vector(matrix, "mix", in_range(size, 1, kMostSize, "the size of mix")),
+            vector(base, "mix_base", parts * count), vector(scale, "mix_scale", parts)};
+  }
+  Mix mix(const nb::dict &d, const std::string &name) const {
+    auto id = [&](const char *end) { return integer(d, (name + end).c_str(), 0, INT32_MAX); };
+    return mix(2, id(""), id("_base"), id("_scale"));
+  }
+
+  void connect(const nb::dict &d, Layer &layer) {
+    layer.attn_mix = mix(d, "attn_mix");
+    layer.mlp_mix = mix(d, "mlp_mix");
+    for (Norm *after : {&layer.post_attn_norm, &layer.post_mlp_norm}) {
+      if (*after || after->kept || after->scales || after->scale != 1.f) {
+        throw std::invalid_argument("attn_mix: such outputs have no norm and no other factor");
+      }
+      after->is_aside = true;
+    }
+    const bool has_both = d.contains("group") && (d.contains("mlp") || d.contains("moe"));
+    if (!has_both || d.contains("aside") || d.contains("late_moe") || d.contains("stream") || flag(d, "beside") ||
+        flag(d, "parallel_mlp") || model_.per_layer.size || layer.scale != 1.f || model_.streams.num_streams > 1) {
+      throw std::invalid_argument("attn_mix: such a layer has a mixer and an MLP in turn, and no other streams");
+    }
+  }
+
   void begin_run(const nb::dict &d, Layer &layer) {
     layer.stream = integer(d, "stream", 0, 1);
     if (model_.layers.empty()) {
@@ -833,6 +872,7 @@ class CpuModel {
     layer.input_bias = biases(d, layer.qkv, {"q_a", "kv_a", "", "", ""});
     layer.o_bias = optional_vector(d, "o_bias", hidden);
     latent.kv_norm = vector(d, "kv_a_norm", l.kv_rank);
+    layer.sinks = optional_vector(d, "sinks", c.num_heads);
     latent.k_b = of_heads(d, "k_b", c.num_heads, l.kv_rank, l.nope_dim);
     latent.v_b = of_heads(d, "v_b", c.num_heads, l.value_dim, l.kv_rank);
     layer.o = linear(d, "o", hidden, c.num_heads * l.value_dim);
@@ -1037,6 +1077,10 @@ class CpuModel {
     for (nb::handle ids : kept) {
       moe->experts.push_back(mlp(ids, moe->experts.empty() ? 0 : moe->experts[0].down.cols, outer));
     }
+    for (Mlp &expert : moe->experts) expert.limit = number(d, "gate_limit", 0.);
+    if (moe->expert().limit > 0.f && (moe->expert().gate.parts.empty() || model_.config.gate_limit > 0.f)) {
+      throw std::invalid_argument("gate_limit: such experts have a plain gate");
+    }
     moe->identities = d.contains("identities") ? integer(d, "identities", 0, kMostExperts - num_experts) : 0;
     if (moe->identities && (outer != hidden || d.contains("shared"))) {
       throw std::invalid_argument("identities: such experts read the hidden numbers, and have no shared expert");
@@ -1085,6 +1129,7 @@ class CpuModel {
   Model model_;
   std::vector<const PackedMatrix *> matrices_;
   std::vector<SizedVector> vectors_;
+  static constexpr int kMostConnected = 16;
   static constexpr int64_t kChunked = int64_t(1) << 32;  // marks a window in `windows_`
   std::vector<int64_t> windows_;  // sliding window of each KV group; −1 before its first layer
   std::vector<bool> recurrent_groups_;

@@ -80,6 +80,7 @@ struct Mlp {
   Linear both;         // gate and up, if the gate has a cutoff, which is known of whole rows alone, or `added`
   LowRank added;       // to `both`
   float cutoff = 0.f;  // the gate is act(max(g − mean − cutoff · deviation, 0))
+  float limit = 0.f;   // the gate is silu(min(g, limit)), and up is within ±limit; 0: none
   Vector gate_bias = nullptr, up_bias = nullptr, down_bias = nullptr;
   Vector inner_norm = nullptr;  // RMSNorm of the input of `down`
   Vector xielu = nullptr;       // the numbers of the activation xIELU, in place of that of the model; see Isa
@@ -193,6 +194,13 @@ struct StreamUpdate {
   Linear laurel_left, laurel_right;
 };
 
+// The matrix of a sum of streams, its base and scales, see ConnectionsSpec: parts · K rows of K · hidden floats, one
+// after the other. parts: 1 after the last layer, where nothing is added to the streams, else 2.
+struct Mix {
+  int parts = 0;
+  Vector matrix = nullptr, base = nullptr, scale = nullptr;
+};
+
 // aside: the last product of a layer whose output is not added to x, see AsideSpec; without parts: it is added.
 // follows_aside: the layer before is such a layer.
 // qkv without parts: the layer has neither attention nor a state; neither mlp nor moe: it has none of both. late_moe:
@@ -228,6 +236,7 @@ struct Layer {
   PerLayer per_layer;
   float scale = 1.f;   // a factor of the layer's output
   std::unique_ptr<StreamUpdate> streams;
+  Mix attn_mix, mlp_mix;
   std::unique_ptr<Recurrent> recurrent;  // in place of attention
   std::unique_ptr<Latent> latent;        // for latent attention
   std::unique_ptr<Mlp> mlp;
@@ -274,6 +283,13 @@ struct StreamsConfig {
   int num_streams = 1;
   Linear into;              // for all streams but the first, side by side
   std::vector<Linear> out;  // one for each of them
+};
+
+// num_streams 0: the model has no hyper-connections.
+struct ConnectionsConfig {
+  int num_streams = 0;
+  float magnitude = 0.f, eps = 0.f;
+  Mix out;  // after the last layer
 };
 
 // kv_rank 0: the model has no latent attention.
@@ -401,6 +417,7 @@ class Model {
   SourceMatrix positions{};  // a row for each position; without data: none
   PerLayerConfig per_layer;
   StreamsConfig streams;
+  ConnectionsConfig connections;
   Vector embed_scale = nullptr, embed_offset = nullptr;  // the input of the first layer is embed_scale x + embed_offset
   Norm embed_norm, final_norm, logits_norm;  // the last one times logit_scale; it is that of `head`, if there is one
   Linear head;  // logits are of norm(act(norm(x) headᵀ)); without parts: of norm(x)

@@ -87,6 +87,7 @@ set_source_files_properties(native/kernels/dispatch.cpp PROPERTIES COMPILE_DEFIN
 add_library(foreword_stages OBJECT
   native/kernels/forward/attention_plan.cpp
   native/kernels/forward/attention_stage.cpp
+  native/kernels/forward/connections_stage.cpp
   native/kernels/forward/context.cpp
   native/kernels/forward/embedding_stage.cpp
   native/kernels/forward/forward.cpp

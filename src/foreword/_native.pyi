@@ -345,6 +345,11 @@ class CpuModel:
     def set_streams(self, into: Sequence[int], out: Sequence[int]) -> None:
         """The matrices of several streams: see StreamsSpec. To be called before add_layer."""
 
+    def set_connections(
+        self, num_streams: int, magnitude: float, eps: float, matrix: int, base: int, scale: int
+    ) -> None:
+        """Hyper-connections: see ConnectionsSpec. To be called before add_layer."""
+
     def add_rope(self, inv_freq: Sequence[float], scale: float, axes: Sequence[int] = []) -> int: ...
     def add_layer(self, layer: dict[str, object]) -> None: ...
     def finish(

@@ -11,6 +11,7 @@ from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import (
     AsideSpec,
     ClampedGate,
+    ConnectionsSpec,
     DecoderSpec,
     HeadShape,
     IndexerSpec,
@@ -619,6 +620,46 @@ SPECS: dict[str, DecoderSpec] = {
         streams=StreamsSpec(3, laurel_rank=20),
         layers=(LayerSpec(rope(16), gate_cutoff=0.7), LayerSpec(rope(16), 24), LayerSpec(rope(16), gate_cutoff=-0.4)),
     ),
+    "connections": tiny_spec(
+        num_kv_heads=1,
+        head_dim=28,
+        attn_gate=True,
+        qkv_bias=True,
+        o_bias=True,
+        mla=MlaSpec(q_rank=24, kv_rank=20, nope_dim=12, rope_dim=8, value_dim=18),
+        indexer=IndexerSpec(num_heads=9, head_dim=20, topk=33),
+        connections=ConnectionsSpec(3, magnitude=1.7, eps=0.02),
+        layers=(
+            LayerSpec(rope(8), has_sinks=True),
+            LayerSpec(
+                rope(8),
+                has_sinks=True,
+                takes_chosen=True,
+                moe=MoeSpec(
+                    *(8, 3, 64),
+                    scoring="sigmoid",
+                    router_bias=True,
+                    gate_limit=0.3,
+                    shared_intermediate_size=48,
+                    shared_gate=False,
+                ),
+            ),
+            LayerSpec(rope(8)),
+        ),
+    ),
+    "connections_of_any_layers": tiny_spec(
+        hidden_size=52,
+        layer_norm=True,
+        mlp_bias=True,
+        o_bias=True,
+        activation="gelu_tanh",
+        connections=ConnectionsSpec(5, magnitude=0.6, eps=0.0),
+        layers=(
+            LayerSpec(rope(16), 24),
+            LayerSpec(None, recurrent=MAMBA2, moe=MoeSpec(5, 2, 64, gate_limit=0.3, identities=2)),
+            LayerSpec(rope(16), moe=MoeSpec(5, 2, 64, shared_intermediate_size=48)),
+        ),
+    ),
     "runs": tiny_spec(  # layers that run again, with keys and values of each run
         attn_gate=True,
         qkv_bias=True,
@@ -668,6 +709,7 @@ class Reference:
         late: dict[int, Floats] = {}
         runs, run = [self._w("stream_begin"), x] if spec.layers[0].stream is not None else [], 1
         streams = [x, *(_like(x @ self._w(f"stream_in.{k}").T, x) for k in self._others)]
+        connected = spec.connections and np.repeat(x[:, None], spec.connections.num_streams, axis=1)
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i if layer.weights_of is None else layer.weights_of}."
             if layer.stream is not None:
@@ -679,6 +721,8 @@ class Reference:
             if layer.aside:
                 aside = self._aside(p, layer, x, first, kept, i)
                 continue
+            if spec.connections:
+                x, post = self._collapsed(p + "attn_mix", connected, spec.connections)
             unmixed = x
             norms = layer.norms or (spec.pre_norms, spec.post_norms) * 2
             if layer.has_mixer:
@@ -693,7 +737,11 @@ class Reference:
                     continue
                 a = self._recurrent(p + "state.", r, h) if r else self._attention(p, layer, h, kept, i)
                 a = self._residual_norm(a, p + "post_attn_norm") if norms[1] else a
+                if spec.connections:
+                    connected = connected + post[..., None] * a[:, None]
+                    x, post = self._collapsed(p + "mlp_mix", connected, spec.connections)
                 x = x if layer.kept is None else layer.kept[0] * h
+                a = 0 if spec.connections else a
                 x = self._scaled_sum(p + "attn_", x, a, spec.residual_scale * layer.mixer_scale)
                 if spec.streams:
                     low = h @ self._w(p + "laurel_left").T @ self._w(p + "laurel_right").T
@@ -707,6 +755,7 @@ class Reference:
                 m = self._residual_norm(m, p + "post_mlp_norm") if norms[3] else m
                 if layer.late_moe is not None:
                     late[i + 1] = self._moe(p, layer.late_moe, h, x)
+                connected = connected + post[..., None] * m[:, None] if spec.connections else None
                 x = x if layer.kept is None else layer.kept[1] * h
                 x = self._scaled_sum(p + "mlp_", x, m, spec.residual_scale * layer.mlp_scale)
             x = x + late.get(i, 0)
@@ -721,6 +770,7 @@ class Reference:
                 x = x + own
                 streams[1:] = [stream + own for stream in streams[1:]]
             x = x * self._w(p + "layer_scale") if spec.layer_scales else x
+        x = self._collapsed("out_mix", connected, spec.connections)[0] if spec.connections else x
         if spec.streams:
             out = [_like(streams[k] @ self._w(f"stream_out.{k}").T, streams[0]) for k in self._others]
             x = sum(out, streams[0]) / spec.streams.num_streams
@@ -778,6 +828,17 @@ class Reference:
         h = _norm(np.concatenate([x, first], 1), self._w(block + "attn_norm"), self.spec.norm_eps)
         u = self._residual_norm(self._attention(p, layer, h, kept, index), block + "mlp_norm")
         return self._mlp(p, u) @ self._w(p + "aside").T
+
+    def _collapsed(self, name: str, streams: Floats, of: ConnectionsSpec) -> tuple[Floats, Floats]:
+        """Token by token: the sum of the streams, and the factors of what is added to them."""
+        matrix, base, scale = (self._w(name + end) for end in ("", "_base", "_scale"))
+        sums, factors, count = [], [], of.num_streams
+        for each in streams:
+            mixes = matrix @ (each.ravel() / np.sqrt((each**2).mean() + self.spec.norm_eps))
+            gates = [1 / (1 + np.exp(-(scale[i // count] * mix + base[i]))) for i, mix in enumerate(mixes)]
+            sums.append(sum((gate + of.eps) * stream for gate, stream in zip(gates, each, strict=False)))
+            factors.append([of.magnitude * gate + of.eps for gate in gates[count:]])
+        return np.array(sums), np.array(factors)
 
     @property
     def _others(self) -> range:
@@ -912,7 +973,8 @@ class Reference:
                 self.chosen = self._choose(p, layer, self.spec.indexer, h, u)
             seen = seen & self.chosen
         e = np.exp(np.where(seen, s, -np.inf))
-        a = np.einsum("hij,jhd->ihd", e / e.sum(-1, keepdims=True), v).reshape(n, -1)
+        sinks = np.exp(self._w(p + "sinks"))[:, None, None] if layer.has_sinks else 0
+        a = np.einsum("hij,jhd->ihd", e / (e.sum(-1, keepdims=True) + sinks), v).reshape(n, -1)
         if self.spec.attn_gate:
             gates = 1 + np.exp(-of_gates @ self._w(p + "attn_gate").T)
             a = (a.reshape(n, heads, -1) / gates.reshape(n, heads, -1)).reshape(n, -1)
@@ -1032,7 +1094,7 @@ class Reference:
                 y[t, channel] = state
         return y
 
-    def _mlp(self, p: str, h: Floats, cutoff: float | None = None) -> Floats:
+    def _mlp(self, p: str, h: Floats, cutoff: float | None = None, limit: float | None = None) -> Floats:
         spec = self.spec
         up = h @ self._w(p + "up").T + (self._w(p + "up_bias") if spec.mlp_bias else 0)
         g = h @ self._w(p + "gate").T + (self._w(p + "gate_bias") if spec.mlp_bias else 0) if spec.gated_mlp else up
@@ -1040,6 +1102,9 @@ class Reference:
             alpha, limit = spec.clamped_gate.alpha, spec.clamped_gate.limit
             g, up = np.minimum(g, limit), np.clip(up, -limit, limit) + 1
             return (g / (1 + np.exp(-alpha * g)) * up) @ self._w(p + "down").T + self._w(p + "down_bias")
+        if limit is not None:
+            inner = _silu(np.minimum(g, limit)) * np.clip(up, -limit, limit)
+            return inner @ self._w(p + "down").T + (self._w(p + "down_bias") if spec.mlp_bias else 0)
         if cutoff is not None:
             g = np.maximum(g - g.mean(-1, keepdims=True) - cutoff * g.std(-1, keepdims=True), 0)
         g = self._xielu(p, g) if spec.xielu else self._act(g * spec.gate_scale)
@@ -1105,7 +1170,8 @@ class Reference:
                     out[t] += weight * inputs[t]
                     continue
                 before, after = (weight, 1) if moe.scales_inputs else (1, weight)
-                out[t] += after * self._mlp(f"{p}experts.{expert}.", before * inputs[t : t + 1])[0]
+                own = self._mlp(f"{p}experts.{expert}.", before * inputs[t : t + 1], limit=moe.gate_limit)
+                out[t] += after * own[0]
         out = out @ self._w(p + "latent_out").T if moe.latent_size else out
         if moe.shared_intermediate_size:
             gate = 1 / (1 + np.exp(-(h @ self._w(p + "shared_gate").T))) if moe.shared_gate else 1

@@ -349,6 +349,51 @@ def test_layers_that_do_not_fit_each_other():
             core.add_layer(gated | values)
     with pytest.raises(ValueError, match="mlp_norm_low: the gate"):
         core.add_layer({key: value for key, value in (gated | gate).items() if key != "mlp_norm"})
+    ungated = moe | {"experts": [(-1, *layer["mlp"][1:])] * 2, "gate_limit": 0.5}
+    with pytest.raises(ValueError, match="gate_limit: such experts have a plain gate"):
+        core.add_layer(gated | {"moe": ungated})
+    with pytest.raises(ValueError, match="set_connections comes before"):
+        core.set_connections(2, 2.0, 0.0, norm, norm, norm)
+
+
+def test_connections_that_do_not_fit():
+    core = _native.CpuModel(**MODEL)
+
+    def matrix(rows):
+        return core.pack(np.zeros((rows, 64 * 4), np.uint8), "F32", 64, "f32", False)
+
+    def vector(size):
+        return core.vector(np.ones(size, np.float32))
+
+    norm, out = vector(64), (vector(2 * 128), vector(2), vector(1))
+    for count, numbers, message in (
+        (0, out, "num_streams"), (17, out, "num_streams"), (2, (norm, *out[1:]), "mix"), (2, (*out[:2], 99), "scale"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            core.set_connections(count, 2.0, 0.0, *numbers)
+    core.set_connections(2, 2.0, 0.0, *out)
+    mixes = {
+        f"{part}_mix{end}": vector(size)
+        for part in ("attn", "mlp")
+        for end, size in (("", 4 * 128), ("_base", 4), ("_scale", 2))
+    }
+    mlp = (matrix(64), matrix(64), matrix(64), -1, -1, -1)
+    layer = {
+        "attn_norm": norm, "mlp_norm": norm, "q": matrix(64), "k": matrix(32), "v": matrix(32), "o": matrix(64),
+        "mlp": mlp, "rope": -1, "sliding_window": 0, "group": 0, "slot": 0, **mixes,
+    }  # fmt: skip
+    for values, message in (
+        ({"attn_mix": norm}, "mix"), ({"mlp_mix_scale": norm}, "mix_scale"), ({"mlp_scale": 0.5}, "such outputs"),
+        ({"post_attn_norm": norm}, "such outputs"), ({"kept_by_mlp": 1.0}, "such outputs"),
+        ({"parallel_mlp": True}, "in turn"), ({"stream": 0, "stream_begin": norm}, "in turn"),
+        ({"layer_scale": 2.0}, "in turn"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            core.add_layer(layer | values)
+    for missing, message in (("mlp_mix", "mlp_mix"), ("mlp", "in turn"), ("group", "in turn")):
+        with pytest.raises(ValueError, match=message):
+            core.add_layer({key: value for key, value in layer.items() if key != missing})
+    core.add_layer(layer)
 
 
 def test_layers_aside_that_do_not_fit():

@@ -41,7 +41,7 @@ def test_chunks_do_not_change_a_bit(weight_format, kv_format, isa):
 @pytest.mark.one_in(3)
 @every_isa
 @pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
-@pytest.mark.parametrize("name", ["latent", "indexer", "gated_norms"])
+@pytest.mark.parametrize("name", ["latent", "indexer", "gated_norms", "connections"])
 def test_chunks_of_latent_attention_do_not_change_a_bit(name, weight_format, kv_format, isa):
     spec = SPECS[name]
     options = {"weight_format": weight_format, "kv_format": kv_format, "isa": isa}
@@ -118,7 +118,7 @@ def test_threads_do_not_change_a_bit(weight_format, kv_format, num_threads):
     "name",
     [
         *("mamba2", "mamba1", "rg_lru", "gated_delta", "moe", "chunks", "beside", "aside", "latent_experts", "latent"),
-        *("mixed_qkv", "late_experts", "indexer", "gated_norms"),
+        *("mixed_qkv", "late_experts", "indexer", "gated_norms", "connections", "connections_of_any_layers"),
     ],
 )
 def test_chunks_and_threads_do_not_change_a_bit_of_other_layers(name, isa):
@@ -157,7 +157,7 @@ def test_long_chunks_do_not_change_a_bit_of_experts(weight_format, num_threads):
     "name",
     [
         *("llama", "moe", "gemma", "mamba2", "mamba1", "rg_lru", "gated_delta", "chunks", "beside", "aside", "latent"),
-        *("mixed_qkv", "late_experts", "narrow_values", "indexer", "gated_norms"),
+        *("mixed_qkv", "late_experts", "narrow_values", "indexer", "gated_norms", "connections"),
     ],
 )
 def test_other_requests_do_not_change_a_bit(name, weight_format, kv_format):

@@ -38,7 +38,9 @@ def test_chunks_and_decode_steps_give_the_logits_of_the_whole_sequence(name, isa
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", ["post_norms_alone", "parallel", "gated_delta", "beside", "latent", "gated_norms"])
+@pytest.mark.parametrize(
+    "name", ["post_norms_alone", "parallel", "gated_delta", "beside", "latent", "gated_norms", "connections"]
+)
 def test_parts_of_a_long_prompt_give_its_logits(name):
     """Products of more than 512 tokens are computed in parts."""
     spec = SPECS[name]

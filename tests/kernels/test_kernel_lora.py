@@ -37,7 +37,7 @@ def logits_of_merged_weights(name: str, rank: int) -> np.ndarray:
         "mixed_qkv",
         *("scaled_state_biases", "latent", "indexer", "latent_of_one_product", "latent_experts", "own_inputs", "aside"),
         *("chunks", "late_experts", "biased_experts", "parallel_experts", "sinks", "dense_head", "gated_norms"),
-        "gated_norms_of_heads",
+        *("gated_norms_of_heads", "connections"),
     ],
 )
 def test_chunks_and_decode_steps_give_the_logits_of_merged_weights(name, isa):
@@ -89,6 +89,7 @@ class Crowd:
     [
         *("llama", "gated_delta", "mamba1", "rg_lru", "aside", "latent", "latent_experts", "own_inputs", "moe"),
         *("mixed_qkv", "indexer", "chunks", "late_experts", "sinks", "dense_head", "gated_norms"),
+        "connections",
     ],
 )
 def test_other_requests_and_chunks_do_not_change_a_bit(name, weight_format, isa):

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/forward/attention_stage.h"
+#include "kernels/forward/connections_stage.h"
 #include "kernels/forward/embedding_stage.h"
 #include "kernels/forward/logits_stage.h"
 #include "kernels/forward/mlp_stage.h"
@@ -60,6 +61,7 @@ class ForwardPass {
   PerLayerStage per_layer_;
   StreamsStage streams_;
   RunsStage runs_;
+  ConnectionsStage connections_;
   LogitsStage logits_;
   FloatRows hidden_;  // [tokens asked for, hidden_size]
 };

@@ -144,7 +144,11 @@ void Products::gate(int thread, const MlpRows &own, const ActivationSet &a, cons
       isa_.clamped_gate_mul(gate_alpha_, gate_limit_, gate, x, stride, to);
     } else if (has_gate) {
       for (size_t i = 0; gate_scale_ != 1.f && i < stride; ++i) gate[i] *= gate_scale_;
-      isa_.gate_mul(activation_, gate, x, stride, to);
+      for (size_t i = 0; mlp.limit > 0.f && i < stride; ++i) {  // NaN remains
+        gate[i] = std::min(gate[i], mlp.limit);
+        x[i] = std::clamp(x[i], -mlp.limit, mlp.limit);
+      }
+      isa_.gate_mul(mlp.limit > 0.f ? Gate::silu : activation_, gate, x, stride, to);
     } else {
       if (mlp.xielu) {
         isa_.xielu(mlp.xielu, stride, x);

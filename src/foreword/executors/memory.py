@@ -40,7 +40,8 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
     Norms with gates have these, and their products of low rank before and after the activation.
     A layer aside (`AsideSpec`) has a wide input, that of the first layer and an output, and both parts of its gate.
     Inputs that layers have of their own are there for all layers at once. Streams are vectors of hidden_size, and so
-    are their first products; those of layers that run several times are two vectors more.
+    are their first products; those of layers that run several times are two vectors more. Hyper-connections have a
+    vector for each stream.
     """
     attention = max(
         (4 * shape.num_heads + 2 * shape.num_kv_heads) * max(shape.head_dim, shape.value_dim)
@@ -66,6 +67,8 @@ def activation_bytes(spec: DecoderSpec, num_tokens: int) -> int:
         widest += spec.hidden_size + 2 * rank
     if spec.streams is not None:
         widest += 2 * (spec.streams.num_streams + 1) * spec.hidden_size
+    if spec.connections is not None:
+        widest += spec.connections.num_streams * spec.hidden_size
     widest += 2 * spec.hidden_size if spec.has_runs else 0
     if any(layer.aside is not None for layer in spec.layers):
         widest += 4 * spec.hidden_size + 2 * spec.intermediate_size

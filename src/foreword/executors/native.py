@@ -445,6 +445,9 @@ class _Packer:
             others = range(1, spec.streams.num_streams)
             into, out = ([self._matrix(f"{name}.{k}") for k in others] for name in ("stream_in", "stream_out"))
             self.core.set_streams(into, out)
+        if (of := spec.connections) is not None:
+            numbers = [self.parts.weight(name) for name in _mix("out_mix")]
+            self.core.set_connections(of.num_streams, of.magnitude, of.eps, *numbers)
         if spec.num_positions:
             self.core.set_positions(*self.parts.rows("positions", spec.hidden_size))
         for i, layer in enumerate(spec.layers):
@@ -517,6 +520,7 @@ class _Packer:
             packed |= {name: self._matrix(prefix + name) for name in ("laurel_left", "laurel_right")}
             vectors += ["streams_norm", "laurel_norm", "streams_router", "streams_predict", "streams_correct"]
             vectors += ["streams_scale"] if self.spec.streams.scales_first else []
+        vectors += [*_mix("attn_mix"), *_mix("mlp_mix")] if self.spec.connections is not None else []
         if self.spec.layer_scales:
             name = prefix + "layer_scale"
             packed["layer_scale"] = float(self.parts.table(name, self.weights[name].dequantize).ravel()[0])
@@ -676,7 +680,8 @@ class _Packer:
             for name in ("index_k", "index_weights"):
                 packed[name] = self._matrix(prefix + name, weight_format="fp32")
             norms += ["index_k_norm", "index_k_norm_bias"]
-        return [*norms, *biases, *(["o_bias"] if self.spec.o_bias else [])]
+        sinks = ["sinks"] if layer.has_sinks else []
+        return [*norms, *biases, *sinks, *(["o_bias"] if self.spec.o_bias else [])]
 
     def _of_heads(self, name: str, shape: tuple[int, int], *, is_transposed: bool) -> F32:
         """Return the matrices of all heads: float32 [heads, rows, columns]."""
@@ -693,6 +698,7 @@ class _Packer:
             "sigmoid": moe.scoring == "sigmoid",
             "scale": moe.scale,
             "sum_eps": moe.sum_eps,
+            "gate_limit": moe.gate_limit or 0.0,
             "softcap": moe.softcap or 0.0,
             "sparse_mix": -1.0 if moe.sparse_mix is None else moe.sparse_mix,
             "num_groups": moe.num_groups,
@@ -860,6 +866,11 @@ class _Packer:
 def _matrix_of(of_heads: Callable[[], F32], head: int) -> F32:
     found: F32 = of_heads()[head]
     return found
+
+
+def _mix(name: str) -> tuple[str, ...]:
+    """Return the names of the weights of a sum of streams."""
+    return name, name + "_base", name + "_scale"
 
 
 def _latent_sizes(spec: DecoderSpec) -> dict[str, int]:

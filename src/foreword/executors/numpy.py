@@ -36,7 +36,7 @@ from foreword.executors.functions import (
 from foreword.executors.host import TransferPagedExecutor
 from foreword.executors.inputs import check_whole, last_seen, step_adapters
 from foreword.executors.numpy_recurrent import StateRun, recurrent_layer, state_runs
-from foreword.executors.numpy_streams import NumpyStreams
+from foreword.executors.numpy_streams import NumpyConnections, NumpyStreams
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
@@ -251,6 +251,7 @@ class NumpyExecutor(TransferPagedExecutor):
         h = first = x
         aside: F32 | None = None  # the output of a layer that the next one reads
         streams = None if spec.streams is None else NumpyStreams(self, spec.streams, x, step.loras)
+        connections = None if spec.connections is None else NumpyConnections(self, spec.connections, x)
         of_runs = [self.weight("stream_begin"), x] if spec.has_runs else []
         run = 1  # the stream that the layers compute
         late: F32 | None = None  # what the experts of the layer before add
@@ -265,6 +266,8 @@ class NumpyExecutor(TransferPagedExecutor):
                 continue
             if streams is not None:
                 x = streams.predict(p)
+            if connections is not None:
+                x = connections.collapsed(p + "attn_mix")
             before, own_late = x, None
             if layer.has_mixer:
                 if not layer.beside:
@@ -282,7 +285,11 @@ class NumpyExecutor(TransferPagedExecutor):
                     self._qkv = a
                     continue
                 x = x if layer.kept is None else h * np.float32(layer.kept[0])
-                x = self.sum(x, a, p, "attn", layer.mixer_scale, has_norm=norms.after_mixer)
+                if connections is None:
+                    x = self.sum(x, a, p, "attn", layer.mixer_scale, has_norm=norms.after_mixer)
+                else:
+                    connections.add(a)
+                    x = connections.collapsed(p + "mlp_mix")
                 if streams is not None:
                     x = (x + streams.laurel(h, p)) * np.float32(0.5**0.5)
             if layer.has_mlp:
@@ -297,7 +304,10 @@ class NumpyExecutor(TransferPagedExecutor):
                 if layer.late_moe is not None:
                     own_late = self.experts(x, h, p, layer.late_moe, step.loras)
                 x = x if layer.kept is None else h * np.float32(layer.kept[1])
-                x = self.sum(x, m, p, "mlp", layer.mlp_scale, has_norm=norms.after_mlp)
+                if connections is None:
+                    x = self.sum(x, m, p, "mlp", layer.mlp_scale, has_norm=norms.after_mlp)
+                else:
+                    connections.add(m)
             x, late = x if late is None else x + late, own_late
             if streams is not None:
                 x = streams.correct(x, p)
@@ -314,6 +324,8 @@ class NumpyExecutor(TransferPagedExecutor):
             if embeds is not None and has_spans and i < spec.num_features:
                 tokens, vectors = embeds
                 x[tokens] += vectors[:, (1 + i) * spec.hidden_size : (2 + i) * spec.hidden_size]
+        if connections is not None:
+            x = connections.collapsed("out_mix")
         self._last = x if streams is None else streams.merged()
         if not spec.has_logits:
             return np.zeros((0, spec.vocab_size), np.float32)
@@ -453,7 +465,8 @@ class NumpyExecutor(TransferPagedExecutor):
         self.write(c, c, layer, group, slot, step.batch)
         if (indexer := self.spec.indexer_of(layer)) is not None:
             self._chosen = self.choose(h, u, p, layer, indexer, group, slot, step)
-        a = self.attend(query, layer, group, slot, step, None)
+        sinks = self.weight(p + "sinks").reshape(1, -1, 1, 1) if layer.has_sinks else None
+        a = self.attend(query, layer, group, slot, step, sinks)
         out = np.einsum("thc,hvc->thv", a[..., r:], v_b)
         for pairs, tokens in loras:
             if (name := p + "v_b") in pairs:
@@ -590,10 +603,18 @@ class NumpyExecutor(TransferPagedExecutor):
         return out
 
     def mlp(
-        self, h: F32, prefix: str, loras: LoraTokens, cutoff: float | None = None, *, has_low_rank: bool = False
+        self,
+        h: F32,
+        prefix: str,
+        loras: LoraTokens,
+        cutoff: float | None = None,
+        *,
+        limit: float | None = None,
+        has_low_rank: bool = False,
     ) -> F32:
         """Return (act(h Wgate) * (h Wup)) Wdown, or without a gate act(h Wup) Wdown, with biases if ``mlp_bias``.
-        `LayerSpec.gate_cutoff` explains ``cutoff``. has_low_rank: products of low rank are added to gate and up.
+        `LayerSpec.gate_cutoff` explains ``cutoff``, and `MoeSpec.gate_limit` ``limit``. has_low_rank: products of low
+        rank are added to gate and up.
         """
         act, clamp = ACTIVATIONS[self.spec.activation], self.spec.clamped_gate
 
@@ -608,6 +629,9 @@ class NumpyExecutor(TransferPagedExecutor):
             gate = np.minimum(part(h, "gate"), np.float32(clamp.limit))
             up = np.clip(up, np.float32(-clamp.limit), np.float32(clamp.limit))
             inner = gate * sigmoid(np.float32(clamp.alpha) * gate) * (up + 1)
+        elif limit is not None:
+            inner = ACTIVATIONS["silu"](np.minimum(part(h, "gate"), np.float32(limit)))
+            inner = inner * np.clip(up, np.float32(-limit), np.float32(limit))
         elif cutoff is not None:
             gate = part(h, "gate")
             least = gate.mean(-1, keepdims=True) + np.float32(cutoff) * gate.std(-1, keepdims=True)
@@ -659,9 +683,9 @@ class NumpyExecutor(TransferPagedExecutor):
             if e >= moe.num_experts:
                 out[token] += weight * inputs[token]
             elif moe.scales_inputs:
-                out[token] += self.mlp(weight * inputs[token], expert, own)
+                out[token] += self.mlp(weight * inputs[token], expert, own, limit=moe.gate_limit)
             else:
-                out[token] += weight * self.mlp(inputs[token], expert, own)
+                out[token] += weight * self.mlp(inputs[token], expert, own, limit=moe.gate_limit)
         if moe.latent_size:
             out = self.linear(out, prefix + "latent_out", loras)
         if moe.own_norms:

@@ -1,4 +1,4 @@
-"""Several residual streams in NumPy: see `StreamsSpec`."""
+"""Several residual streams in NumPy: see `StreamsSpec` and `ConnectionsSpec`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Protocol
 import numpy as np
 
 from foreword.arrays import F32
-from foreword.executors.functions import FloatWeights, LoraTokens
-from foreword.models.spec import StreamsSpec
+from foreword.executors.functions import FloatWeights, LoraTokens, sigmoid
+from foreword.models.spec import ConnectionsSpec, DecoderSpec, StreamsSpec
 
 
 class _Decoder(Protocol):
     """The functions of a decoder that its streams need."""
 
+    spec: DecoderSpec
     weight: FloatWeights
 
     def linear(self, x: F32, name: str, loras: LoraTokens, /) -> F32: ...
@@ -67,6 +68,32 @@ class NumpyStreams:
     def _routed(self, x: F32, p: str) -> F32:
         h = self._of.norm(x, p + "streams_norm") / np.float32(x.shape[1])
         return np.tanh(self._linear(h, p + "streams_router"))
+
+
+class NumpyConnections:
+    """The streams of a step with hyper-connections. values: float32 [T, streams, hidden]."""
+
+    def __init__(self, of: _Decoder, spec: ConnectionsSpec, x: F32) -> None:
+        self._of, self._spec = of, spec
+        self.values: F32 = np.repeat(x[:, None], spec.num_streams, axis=1)
+        self._post = np.zeros((len(x), spec.num_streams), np.float32)  # the factors of the last sum
+
+    def collapsed(self, name: str) -> F32:
+        """Return the sum of the streams that attention, the MLP or the head reads. name: of its matrix."""
+        spec, weight = self._spec, self._of.weight
+        flat = self.values.reshape(len(self.values), -1)
+        mean = np.mean(np.square(flat), axis=-1, keepdims=True)
+        mixes = flat @ weight(name).T / np.sqrt(mean + np.float32(self._of.spec.norm_eps))
+        scales = np.repeat(weight(name + "_scale"), spec.num_streams)
+        gates = sigmoid(mixes * scales + weight(name + "_base"))
+        pre, post = gates[:, : spec.num_streams], gates[:, spec.num_streams :]
+        self._post = np.float32(spec.magnitude) * post + np.float32(spec.eps)
+        collapsed: F32 = np.einsum("tk,tkd->td", pre + np.float32(spec.eps), self.values)
+        return collapsed
+
+    def add(self, branch: F32) -> None:
+        """Add what attention or the MLP made of the last sum to the streams."""
+        self.values = self.values + self._post[:, :, None] * branch[:, None]
 
 
 def _scaled(y: F32, x: F32) -> F32:

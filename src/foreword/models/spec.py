@@ -38,6 +38,7 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     x += norm((act(x Wper_layer_gate) * p) Wper_layer_out, post_per_layer_norm)   if per_layer, with p: PerLayerSpec
     x *= layer_scale                                                          if layer_scales
     the lines of `StreamsSpec` beside these                                   if streams
+    the lines of `ConnectionsSpec` in place of both sums                      if connections
     X_s = norm(x, final_norm);   x = X_0 + X_1                                before a layer that has a stream, with the
                                                                               stream s of the last one before it, if any
     y = norm(x, final_norm);   y = norm(act(y Whead_dense), head_norm) if head_dense
@@ -131,6 +132,8 @@ class MoeSpec:
     latent_size: the number of inputs and outputs of each expert: m = (Σ p_e mlp_e(h Wlatent_in)) Wlatent_out. 0: the
     experts read h.
 
+    gate_limit: the gates of experts, but not that of the shared one, are silu(min(h Wgate, gate_limit)) times h Wup
+    within ±gate_limit.
     ranks_outputs: s stands in the place of p in the choice of experts.
     identities: the number of further experts of the router, behind the others, whose output is their input h. Beside
     them there is no shared expert, and the experts read h.
@@ -162,6 +165,7 @@ class MoeSpec:
     scales_inputs: bool = False
     latent_size: int = 0
     own_norms: bool = False
+    gate_limit: float | None = None
     softcap: float | None = None
     sparse_mix: float | None = None
     ranks_outputs: bool = False
@@ -183,7 +187,7 @@ class MlaSpec:
 
         y = h Wq_a + bq_a;   u = norm(y, q_a_norm) if q_rank else h;   q = u Wq   per head [r + nope_dim]
         k = h Wkv_a + bkv_a;   c = [rope(k[:r]), kv_scale norm(k[r:], kv_a_norm)]   [r + kv_rank]: the spec's head_dim
-        a = softmax([rope(q[:r]), q[r:] Wk_b] · c * query_scale + mask) c
+        a = softmax([rope(q[:r]), q[r:] Wk_b] · c * query_scale + mask) c        with sinks in a layer that has them
         a = a[r:] Wv_bᵀ                                                  per head
         a = a sigmoid(h Wattn_gate)                                      if attn_gate; one number per head: head_gates
         output: a Wo + bo
@@ -339,6 +343,25 @@ class StreamsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionsSpec:
+    """Hyper-connections: attention and MLP read a sum of K = num_streams residual streams X_k, and add their output to
+    each. With the matrix W of a name, its base b and its scale s, and the mean over all numbers of the streams:
+
+        m = [X_0, …, X_K−1] W / sqrt(mean(X²) + norm_eps)                    W: attn_mix, mlp_mix or out_mix
+        pre_k = sigmoid(s_0 m_k + b_k) + eps
+        post_k = magnitude sigmoid(s_1 m_K+k + b_K+k) + eps                  not of out_mix
+        X_k = x                                                              before the first layer
+        x = Σ_k pre_k X_k                                                    before attention, before the MLP, and after
+                                                                             the last layer
+        X_k += post_k a                                                      in place of x += a, after both
+    """
+
+    num_streams: int
+    magnitude: float
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """The part of a specification that differs between layers. A query at position p sees keys in (p − sliding_window,
     p]; None: all to p. chunked: it sees those of [p − p mod sliding_window, p].
@@ -444,6 +467,8 @@ class DecoderSpec:
     qk_layer_norm: only with qk_norm, of single heads.
     indexer: only with mla, in layers that all see all tokens before; the first of them has one.
     scaled_sums: only in layers without norms after mixer and MLP, ``kept`` and other factors of their outputs.
+    connections: the same, in layers with a mixer and an MLP, which are not parallel, without inputs of their own or
+    other streams.
     has_logits: whether it has an output projection; classifiers have another head, see `PoolingSpec`.
     longer: the same model for requests of more than ``max_model_len`` tokens, if those use other rotary frequencies
     (longrope). An engine uses one of the two for all requests, so that cached keys stay consistent: see `for_length`.
@@ -505,6 +530,7 @@ class DecoderSpec:
     per_layer: PerLayerSpec | None = None
     layer_scales: bool = False
     streams: StreamsSpec | None = None
+    connections: ConnectionsSpec | None = None
     has_logits: bool = True
     longer: DecoderSpec | None = None
 
@@ -689,7 +715,10 @@ def weight_names(spec: DecoderSpec, *, by_layer: bool = False) -> Iterator[tuple
             if layer.recurrent is not None:
                 yield from ((f"{p}state.{name}", shape) for name, shape in layer.recurrent.weight_names(d))
             else:
-                yield from _attention(spec, p, layer) if spec.mla is None else _latent_attention(spec, p, spec.mla)
+                if spec.mla is None:
+                    yield from _attention(spec, p, layer)
+                else:
+                    yield from _latent_attention(spec, p, spec.mla, has_sinks=layer.has_sinks)
                 if (indexer := spec.indexer_of(layer)) is not None:
                     yield from ((p + name, shape) for name, shape in _indexer(spec, indexer))
             if norms.after_mixer:
@@ -715,7 +744,12 @@ def weight_names(spec: DecoderSpec, *, by_layer: bool = False) -> Iterator[tuple
             yield p + "layer_scale", (1,)
         if spec.streams is not None:
             yield from ((p + name, shape) for name, shape in _streams(d, spec.streams))
+        if spec.connections is not None:
+            yield from _mix(d, spec.connections, p + "attn_mix", 2)
+            yield from _mix(d, spec.connections, p + "mlp_mix", 2)
     yield from ((f"stream_out.{k}", (d, d)) for k in others)
+    if spec.connections is not None:
+        yield from _mix(d, spec.connections, "out_mix", 1)
     yield from _norm(spec, "final_norm")
     if spec.head_dense:
         yield "head_dense", (d, d)
@@ -740,6 +774,11 @@ def _streams(d: int, of: StreamsSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from (("streams_norm", (d,)), ("streams_router", (count, d)), ("streams_scale", (d,)))
     yield from (("streams_predict", (count * count, count)), ("streams_correct", (count, count)))
     yield from (("laurel_left", (of.laurel_rank, d)), ("laurel_right", (d, of.laurel_rank)), ("laurel_norm", (d,)))
+
+
+def _mix(d: int, of: ConnectionsSpec, name: str, parts: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    count = of.num_streams
+    yield from ((name, (parts * count, count * d)), (name + "_base", (parts * count,)), (name + "_scale", (parts,)))
 
 
 def block_of(aside: AsideSpec) -> str:
@@ -830,7 +869,9 @@ def _attention(
         yield p + "o_bias", (spec.hidden_size,)
 
 
-def _latent_attention(spec: DecoderSpec, p: str, mla: MlaSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _latent_attention(
+    spec: DecoderSpec, p: str, mla: MlaSpec, *, has_sinks: bool
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     d, heads = spec.hidden_size, spec.num_heads
     if mla.q_rank:
         yield p + "q_a", (mla.q_rank, d)
@@ -847,6 +888,8 @@ def _latent_attention(spec: DecoderSpec, p: str, mla: MlaSpec) -> Iterator[tuple
     if spec.attn_gate:
         gates = heads if spec.head_gates else heads * mla.value_dim
         yield p + "attn_gate", (gates, mla.query_inputs if mla.joins_latents else d)
+    if has_sinks:
+        yield p + "sinks", (heads,)
     yield p + "o", (d, heads * mla.value_dim)
     if spec.o_bias:
         yield p + "o_bias", (d,)

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, gelu, layer_norm, linear, rms_norm, softplus
+from torch.nn.functional import embedding, gelu, layer_norm, linear, rms_norm, silu, softplus
 
 from foreword.arrays import F32
 from foreword.executors.functions import xielu_numbers
@@ -25,7 +25,7 @@ from foreword.executors.torch.recurrent import RecurrentLayer
 from foreword.executors.torch.rotation import Rotation
 from foreword.executors.torch.shard import Shard
 from foreword.executors.torch.step import PagedStep, Step
-from foreword.executors.torch.streams import PerLayerInputs, Streams, StreamUpdate
+from foreword.executors.torch.streams import Connection, PerLayerInputs, Streams, StreamUpdate, added
 from foreword.executors.torch.weights import Linear, Loader
 from foreword.models.spec import (
     SUM,
@@ -75,6 +75,8 @@ class Decoder(Generic[StepType]):
         self.embed_scales = [load(f"embed_{name}") for name in ("bias", "scale")] if spec.scaled_sums else None
         self.per_layer = None if spec.per_layer is None else PerLayerInputs(spec, spec.per_layer, load)
         self.streams = None if spec.streams is None else Streams(spec.streams, load)
+        self.connections = spec.connections
+        self.out_mix = None if spec.connections is None else Connection(spec, spec.connections, "out_mix", load)
         self.stream_begin = load("stream_begin") if spec.has_runs else None
         routed = Routed()
         self.layers = [
@@ -116,6 +118,7 @@ class Decoder(Generic[StepType]):
         h = first = x
         aside: Tensor | None = None  # the output of a layer that the next one reads
         streams = None if self.streams is None else self.streams.begin(x, step.loras)
+        connected = None if self.connections is None else x[:, None].expand(-1, self.connections.num_streams, -1)
         late: Tensor | None = None  # what the experts of the layer before add
         of_runs = [] if self.stream_begin is None else [self.stream_begin, x]
         run = 1  # the stream that the layers compute
@@ -127,13 +130,17 @@ class Decoder(Generic[StepType]):
                 aside = layer(x, first, step)
                 continue
             own = None if inputs is None else inputs[:, i]
-            if streams is None:
+            if connected is not None:
+                connected = layer.connect(connected, step)
+            elif streams is None:
                 x, h, of_experts = layer(x, h, step, aside)
                 aside = None
                 x, late = x if late is None else x + late, of_experts
                 x = layer.finish(x, own, step.loras)
             else:
                 streams = layer.update(streams, own, step)
+        if connected is not None and self.out_mix is not None:
+            return self.out_mix.collapsed(connected)[0]
         return x if streams is None or self.streams is None else self.streams.merged(streams, step.loras)
 
     def hidden_states(self, x: Tensor) -> Tensor:
@@ -232,6 +239,8 @@ class Layer(Generic[StepType]):
         self.activation = ACTIVATIONS[spec.activation]
         self.streams = None if spec.streams is None else StreamUpdate(spec, spec.streams, prefix, load)
         self.products += [] if self.streams is None else self.streams.products
+        names = [] if spec.connections is None else [prefix + "attn_mix", prefix + "mlp_mix"]
+        self.connections = [Connection(spec, of, name, load) for name in names if (of := spec.connections)]
         self.scale = load(prefix + "layer_scale") if spec.layer_scales else None
         self._input: Callable[[Tensor], Tensor] = rounded if spec.rounds_inputs else lambda h: h
         self.late = None if layer.late_moe is None else Experts(prefix, spec, layer.late_moe, load, routed)
@@ -264,11 +273,27 @@ class Layer(Generic[StepType]):
             x = self._add_mixer(x, a)
         if self.mlp is not None:
             h = h if self.mlp_norm is None else self._input(self.mlp_norm(before if self.is_parallel else x, loras))
-            m = self.mlp(h, loras) if isinstance(self.mlp, Mlp) else self.mlp(x, h, loras)
+            m = self._of_mlp(x, h, loras)
             late = None if self.late is None else self.late(x, h, loras)
             x = x if self.kept is None else _scaled(h, self.kept[1])
             x = self._add_mlp(x, m)
         return x, late
+
+    def _of_mlp(self, x: Tensor, h: Tensor, loras: ProductChanges | None) -> Tensor:
+        """Return what the MLP or the experts make of h, the residual stream x after the norm."""
+        assert self.mlp is not None
+        return self.mlp(h, loras) if isinstance(self.mlp, Mlp) else self.mlp(x, h, loras)
+
+    def connect(self, streams: Tensor, step: StepType) -> Tensor:
+        """Return the streams [T, streams, hidden] of hyper-connections after the layer."""
+        assert self.attn_norm is not None
+        assert self.mlp_norm is not None
+        assert self.mixer is not None
+        to_attention, to_mlp = self.connections
+        x, factors = to_attention.collapsed(streams)
+        streams = added(streams, factors, self.mixer(self.attn_norm(x, step.loras), step))
+        x, factors = to_mlp.collapsed(streams)
+        return added(streams, factors, self._of_mlp(x, self.mlp_norm(x, step.loras), step.loras))
 
     def update(self, streams: Tensor, inputs: Tensor | None, step: StepType) -> Tensor:
         """Return the streams [streams, T, hidden] after the layer. inputs: of this layer alone, [T, size]."""
@@ -550,6 +575,7 @@ class LatentWeights:
         prefix = spec.prefix_of(index)
         self.mla, self.rope, self._heads = mla, spec.layers[index].rope, spec.num_heads
         self.scale = spec.query_scale
+        self.sinks = load(prefix + "sinks") if spec.layers[index].has_sinks else None
         self.index = cache_index(spec, index)
         biases = (*(["q_a"] if mla.q_rank else []), "kv_a") if spec.qkv_bias else ()
         own = spec.indexer_of(spec.layers[index])
@@ -612,7 +638,7 @@ class LatentLayer(LatentWeights):
 
     def __init__(self, spec: DecoderSpec, mla: MlaSpec, index: int, load: Loader) -> None:
         super().__init__(spec, mla, index, load)
-        self._call = AttentionCall(self.index, self.scale, is_chosen=spec.indexer is not None)
+        self._call = AttentionCall(self.index, self.scale, sinks=self.sinks, is_chosen=spec.indexer is not None)
 
     def __call__(self, h: Tensor, step: PagedStep) -> Tensor:
         heads, gates, index = self.heads(h, step.loras)
@@ -687,7 +713,7 @@ class Experts:
     """
 
     def __init__(self, prefix: str, spec: DecoderSpec, moe: MoeSpec, load: Loader, routed: Routed) -> None:
-        self.moe, self.gate = moe, Gate(spec)
+        self.moe, self.gate = moe, Gate(spec, limit=moe.gate_limit)
         self.router = load.linear(prefix, ["router"], dtype=torch.float32)
         self.products: list[Changeable] = [self.router]
         self.router_mlp = None if moe.router is None else RouterMlp(prefix, spec, moe.router, load, routed)
@@ -823,11 +849,13 @@ def cap(x: Tensor, limit: float | None) -> Tensor:
 
 class Gate:
     """Computes from the first product of an MLP [N, gate and up] act(gate) * up, or what the spec has in its place;
-    without a gate act(up). xielu: the numbers of `xielu_numbers`.
+    without a gate act(up). xielu: the numbers of `xielu_numbers`. limit: `MoeSpec.gate_limit`.
     """
 
-    def __init__(self, spec: DecoderSpec, cutoff: float | None = None, xielu: F32 | None = None) -> None:
-        self.cutoff, self.xielu = cutoff, None if xielu is None else xielu.tolist()
+    def __init__(
+        self, spec: DecoderSpec, cutoff: float | None = None, xielu: F32 | None = None, limit: float | None = None
+    ) -> None:
+        self.cutoff, self.xielu, self.limit = cutoff, None if xielu is None else xielu.tolist(), limit
         self.activation, self.is_gated, self.clamp = ACTIVATIONS[spec.activation], spec.gated_mlp, spec.clamped_gate
         self.scale = spec.gate_scale
 
@@ -839,6 +867,8 @@ class Gate:
         if not self.is_gated:
             return self.activation(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
+        if self.limit is not None:
+            return silu(gate.clamp(max=self.limit)) * up.clamp(-self.limit, self.limit)
         if self.cutoff is not None:
             least = gate.mean(-1, keepdim=True) + self.cutoff * gate.std(-1, correction=0, keepdim=True)
             gate = torch.relu(gate - least)

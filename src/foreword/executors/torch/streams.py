@@ -1,15 +1,17 @@
-"""Inputs that layers have of their own, and several residual streams, on tensors: `PerLayerSpec`, `StreamsSpec`."""
+"""Inputs that layers have of their own, and several residual streams, on tensors: `PerLayerSpec`, `StreamsSpec`,
+`ConnectionsSpec`.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, rms_norm
+from torch.nn.functional import embedding, linear, rms_norm
 
 from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.norms import Norm
 from foreword.executors.torch.weights import Loader
-from foreword.models.spec import DecoderSpec, PerLayerSpec, StreamsSpec
+from foreword.models.spec import ConnectionsSpec, DecoderSpec, PerLayerSpec, StreamsSpec
 
 
 class PerLayerInputs:
@@ -87,3 +89,29 @@ class StreamUpdate:
 
     def laurel(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
         return h + self.laurel_norm(self.right(self.left(h, loras), loras))
+
+
+class Connection:
+    """The sum of the streams that attention, the MLP or the head reads, and its output, which is added to them:
+    `ConnectionsSpec`. name: of its matrix. The factors are computed in float32, which the weights are, too.
+    """
+
+    def __init__(self, spec: DecoderSpec, of: ConnectionsSpec, name: str, load: Loader) -> None:
+        self.of, self.eps = of, spec.norm_eps
+        self.matrix, self.base, scales = (load(name + end, torch.float32) for end in ("", "_base", "_scale"))
+        self.scales = scales.repeat_interleave(of.num_streams)
+
+    def collapsed(self, streams: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum [T, hidden] of the streams [T, streams, hidden], and the factors [T, streams] with which
+        `added` takes what is made of it; without columns for the head.
+        """
+        flat = streams.flatten(1).float()
+        mixes = linear(flat, self.matrix) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.eps)
+        pre, post = (mixes * self.scales + self.base).sigmoid().tensor_split([self.of.num_streams], dim=1)
+        x = torch.einsum("tk,tkd->td", pre + self.of.eps, streams.float())
+        return x.to(streams.dtype), self.of.magnitude * post + self.of.eps
+
+
+def added(streams: Tensor, factors: Tensor, branch: Tensor) -> Tensor:
+    """Return the streams after a branch is added to each. factors: see `Connection.collapsed`."""
+    return (streams.float() + factors[:, :, None] * branch[:, None].float()).to(streams.dtype)
