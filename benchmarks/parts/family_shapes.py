@@ -89,6 +89,8 @@ SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "A.X K2": ("axk2", {**_YARN, **_MLA, **_ROUTED, "n_group": None, "topk_group": None, "n_shared_experts": 1,
                         "q_lora_rank": 384, "index_n_heads": 8, "index_head_dim": 64, "index_topk": 256,
                         "gated_norm_rank": 16}),
+    "Hunyuan 4": ("hy_v4", {**_ROPE, **_MLA, **_ROUTED, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+                            "q_lora_rank": 384, "index_n_heads": 8, "index_head_dim": 64, "index_topk": 256}),
     "MiniCPM3": ("minicpm3", {**_ROPE, **_MLA, "q_lora_rank": 384, "scale_emb": 12, "dim_model_base": 256}),
     "Bamba": ("bamba", {**_HALF, **_MAMBA, "attn_layer_indices": [3, 7]}),
     "Granite 4 H": ("granitemoehybrid", {**_MAMBA, "num_local_experts": 0, "shared_intermediate_size": 2048,

@@ -89,6 +89,7 @@ CASES = {
     "layers that run several times": case("hrm-text", ("",), target_modules="all-linear"),
     "a head before the logits": case("modernbert-decoder", ("",), target_modules="all-linear"),
     "convolutions inside attention": case("zaya", ("",), target_modules="all-linear"),
+    "hyper-connections": case("hy-v4", ("",), target_modules="all-linear"),
     "several streams": case("gemma3n", ("",), target_modules="all-linear"),
 }
 

@@ -153,7 +153,7 @@ def of_module(name, names):
     """The name that transformers has for a module of latent attention, and of the MLP beside it."""
     if not any("kv_a_proj_with_mqa" in other for other in names):
         return name
-    name = re.sub(r"\.block_sparse_moe\.(\w+_proj)$", r".mlp.\1", name)
+    name = re.sub(r"\.block_sparse_moe\.(\w+_proj)$", r".mlp.\1", name).replace(".linear_gate", ".gate_proj")
     return name.replace(".attention.dense", ".self_attn.o_proj").replace(".attention.", ".self_attn.")
 
 

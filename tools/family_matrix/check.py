@@ -442,7 +442,7 @@ def changes(
     rounded = copy.deepcopy(oracle)
     with torch.no_grad():
         for weight in rounded.parameters():
-            if weight.dim() > 1:
+            if weight.dim() > 1 and weight.numel():
                 last = weight.shape[-1]
                 padded = np.zeros((weight.numel() // last, -(-last // 32) * 32), np.float32)
                 padded[:, :last] = weight.reshape(-1, last).numpy()

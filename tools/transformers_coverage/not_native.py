@@ -13,7 +13,7 @@ _REASONS: Mapping[str, str] = {
         roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod""",
     "positions are sinusoidal in another way, or relative": "cpmant ctrl reformer xlm xlnet",
     "sparse attention: an indexer chooses the keys that a query sees": """
-        deepseek_v4 dots3_note dots3_note_text hy_v4 minimax_m3_vl_text qwen4_exp qwen4_exp_text""",
+        deepseek_v4 dots3_note dots3_note_text minimax_m3_vl_text qwen4_exp qwen4_exp_text""",
     "layers whose state is of another kind": "rwkv xlstm zamba",
     "convolutions inside attention": "inkling2_text inkling_text",
     "runs behind an encoder of images or sounds": """

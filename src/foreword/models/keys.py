@@ -93,7 +93,7 @@ _REASONS: Mapping[str, str] = {
         classifier_dropout dropout emb_pdrop embd_pdrop embed_dropout embedding_dropout embedding_fraction
         embedding_initializer_range final_w_init_variance_scale gradient_checkpointing hidden_dropout
         hidden_dropout_prob init_device init_std initializer_cutoff_factor initializer_range input_jitter_noise
-        layerdrop linear_a_log_max
+        layerdrop learnable_sink_init linear_a_log_max
         linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min mamba_dt_init_floor mamba_dt_max
         mlp_dropout moe_jitter_eps moe_loss_weight mtp_loss_scaling_factor output_dropout output_router_logits
         qa_dropout rescale_prenorm_residual resid_dropout resid_pdrop residual_dropout router_aux_loss_coef

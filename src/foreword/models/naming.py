@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from foreword.arrays import F32
 from foreword.errors import ModelError
@@ -23,6 +24,7 @@ from foreword.models.families.base import (
     SAFETENSORS_LAYER,
     SAFETENSORS_NAMES,
     Family,
+    IndexerRows,
     Rows,
     fused_rows,
 )
@@ -92,7 +94,7 @@ def weights_from_gguf(
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
         raise ModelError(f"{path}: tensor {extra[0]} is not part of a {spec.architecture} model. {fix}")
-    reorder_rows(weights, spec, family.gguf_interleaved, of_indexer=family.interleaved_indexer)
+    reorder_rows(weights, spec, family.gguf_interleaved, family.indexer_rows)
     for i, layer in enumerate(spec.layers):
         # The file has −exp(a_log), or exp(a_log) where decays have a bound.
         if layer.recurrent is not None and layer.recurrent.kind != "short_conv":
@@ -167,7 +169,7 @@ def weights_from_safetensors(
         for name in weights:
             if name.endswith("_norm"):
                 weights[name] = float_tensor(weights[name].dequantize() + np.float32(1))
-    reorder_rows(weights, spec, family.interleaved, of_indexer=family.interleaved_indexer)
+    reorder_rows(weights, spec, family.interleaved, family.indexer_rows)
     return weights
 
 
@@ -406,18 +408,21 @@ def _check_unused(
 
 
 def reorder_rows(
-    weights: dict[str, Tensor], spec: DecoderSpec, is_interleaved: bool, *, of_indexer: bool = False
+    weights: dict[str, Tensor], spec: DecoderSpec, is_interleaved: bool, of_indexer: IndexerRows = "first"
 ) -> None:
     """Bring the rows of queries and keys, of those that are in ``weights``, from the order of a file to that of a
-    spec. of_indexer: those of an indexer have the order of the others.
+    spec.
     """
     if spec.mla is not None:
         _rotary_parts_first(weights, spec, spec.mla, is_interleaved=is_interleaved)
-    if spec.indexer is not None and spec.mla is not None and is_interleaved and of_indexer:
-        parts = [part for part in INDEXER if part != "index_weights"]
-        for name in (f"layers.{i}.{part}" for i in range(spec.num_layers) for part in parts):
-            if name in weights:
-                weights[name] = split_halves(weights[name], spec.indexer.head_dim, spec.mla.rope_dim)
+    if spec.indexer is not None and spec.mla is not None:
+        rest = {part: spec.indexer.head_dim - spec.mla.rope_dim for part in INDEXER if part != "index_weights"}
+        if of_indexer == "last":
+            _rotary_rows_first(weights, spec, rest, np.arange(spec.mla.rope_dim))
+        elif of_indexer == "as others" and is_interleaved:
+            for name in (f"layers.{i}.{part}" for i in range(spec.num_layers) for part in rest):
+                if name in weights:
+                    weights[name] = split_halves(weights[name], spec.indexer.head_dim, spec.mla.rope_dim)
     for name, head_dim, rotated in _interleaved(spec) if is_interleaved else ():
         if name in weights:
             weights[name] = split_halves(weights[name], head_dim, rotated)
@@ -430,15 +435,23 @@ def reorder_rows(
 
 def _rotary_parts_first(weights: dict[str, Tensor], spec: DecoderSpec, mla: MlaSpec, *, is_interleaved: bool) -> None:
     """Move the rotary rows of latent attention to the front. In files they are last: in each head of q, and in kv_a."""
-    r = mla.rope_dim
-    rotary = np.arange(r).reshape(-1, 2).T.ravel() if is_interleaved else np.arange(r)
+    rotary = np.arange(mla.rope_dim)
+    rotary = rotary.reshape(-1, 2).T.ravel() if is_interleaved else rotary
+    parts = {"q": mla.nope_dim, "kv_a": mla.kv_rank, "kv_a_bias": mla.kv_rank}
+    _rotary_rows_first(weights, spec, parts, rotary)
+
+
+def _rotary_rows_first(
+    weights: dict[str, Tensor], spec: DecoderSpec, parts: Mapping[str, int], rotary: npt.NDArray[np.int64]
+) -> None:
+    """Move the rotary rows of each head to the front, in this order. parts: the number of rows before them."""
     for i in range(spec.num_layers):
-        for name, rest in (("q", mla.nope_dim), ("kv_a", mla.kv_rank), ("kv_a_bias", mla.kv_rank)):
+        for name, rest in parts.items():
             tensor = weights.get(f"layers.{i}.{name}")
             if tensor is None:
                 continue
             order = np.concatenate([rest + rotary, np.arange(rest)])
-            rows = np.arange(tensor.shape[0]).reshape(-1, rest + r)[:, order].ravel()
+            rows = np.arange(tensor.shape[0]).reshape(-1, len(order))[:, order].ravel()
             is_vector = len(tensor.shape) == 1  # stored as one row
             weights[f"layers.{i}.{name}"] = (
                 float_tensor(tensor.dequantize()[rows])

@@ -629,6 +629,16 @@ MODELS = {
         mlp_layer_types=["dense", "sparse", "dense", "sparse"],
         rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
     ),
+    "hy-v4": transformers.HYV4Config(
+        **{**SIZES, **MLA}, **{key: GROUPS[key] for key in ("n_routed_experts", "num_experts_per_tok",
+        "moe_intermediate_size")}, **INDEXER, q_lora_rank=20, swiglu_limit=0.6, rope_parameters=ROPE,
+    ),
+    "hy-v4-three": transformers.HYV4Config(
+        **{**SIZES, **MLA}, **{key: value for key, value in GROUPS.items() if key != "first_k_dense_replace"},
+        **INDEXER, q_lora_rank=12, hc_mult=3, hc_magnitude=0.7, hc_eps=0.01, n_shared_experts=2, norm_topk_prob=False,
+        mlp_layer_types=["sparse", "dense", "sparse", "dense"], indexer_types=["full", "shared", "full", "shared"],
+        rms_norm_eps=0.01, rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    ),
     "kimi-linear": transformers.KimiLinearConfig(
         **{**SIZES, **MLA}, **KIMI, layer_types=["linear_attention", "full_attention"] * 2, rms_norm_eps=0.01
     ),
@@ -688,6 +698,7 @@ BIASES = {
     "aria": ("attention_bias", "mlp_bias"), "afmoe": ("attention_bias",), "olmo-hybrid": ("attention_bias",),
     "mamba2": ("use_bias",), "mamba": ("use_bias",), "falcon-mamba": ("use_bias",), "jamba": ("mamba_proj_bias",),
     "laguna": ("attention_bias",), "axk1": ("attention_bias",), "axk2": ("attention_bias",),
+    "hy-v4": ("attention_bias",),
     "kimi-linear": ("attention_bias",), "recurrent-gemma": ("attention_bias",), "zaya": ("attention_bias",),
 }  # fmt: skip
 """The biases of further models, which are otherwise those of these names."""

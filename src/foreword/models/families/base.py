@@ -28,6 +28,10 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 SwappingVersions = Literal["before 0.19", "from 0.19", "never"]
 """The versions of PEFT that take the inputs of a parameter of all experts for outputs."""
+IndexerRows = Literal["first", "as others", "last"]
+"""The order of an indexer's rows in files: the rotated ones of a head are first, in halves; first, in the order of
+those of queries and keys; or last, in halves.
+"""
 MAX_WINDOW = 2**31 - 1
 _OF_HEADS = "*.nextn_predict_layers"
 _SAME_AS_HEAD_DIM = ("v_head_dim", "head_dim_swa", "v_head_dim_swa")
@@ -228,8 +232,8 @@ class Family:
     constants: weights that no file has, by their one number, or by a function of their shape; names of experts begin
     with ``experts.``. computed: the same, by canonical names, from a spec. optional: as constants, of weights that some
     files have. norms_less_one: safetensors hold norm weights as w − 1. interleaved: they hold q and k rows in
-    interleaved rotary order; interleaved_key: the key of a config.json that says whether they do. interleaved_indexer:
-    where q and k rows are in that order, in safetensors or GGUF files, those of an indexer are too.
+    interleaved rotary order; interleaved_key: the key of a config.json that says whether they do. indexer_rows: the
+    order of those of an indexer, in safetensors and GGUF files.
     gguf: the architecture's name in GGUF files, if it has one; more_gguf: other names; shared_gguf: that of another
     family, which its GGUF files have if it has none. gguf_names: where its GGUF files differ from `GGUF_NAMES`.
     gguf_numbers: keys of their metadata with a number for each layer {i}, which is the tensor blk.{i}.KEY in
@@ -269,7 +273,7 @@ class Family:
     norms_less_one: bool = False
     interleaved: bool = False
     interleaved_key: str = ""
-    interleaved_indexer: bool = False
+    indexer_rows: IndexerRows = "first"
     gguf: str | None = None
     more_gguf: tuple[str, ...] = ()
     shared_gguf: str | None = None

@@ -50,12 +50,12 @@ def glm4_moe_lite(config: Config) -> DecoderSpec:
 
 def deepseek_v32(config: Config) -> DecoderSpec:
     """Return a spec like V3's with an indexer in each layer."""
-    return _with_indexers(config, "deepseek_v32", _sparse_after_dense(config))
+    return with_indexers(config, "deepseek_v32", _sparse_after_dense(config))
 
 
 def glm_moe_dsa(config: Config) -> DecoderSpec:
     """Return a spec like DeepSeek V3.2's, of which some layers take what an earlier one chose."""
-    spec, takes = _with_indexers(config, "glm_moe_dsa", _sparse_after_dense(config)), _takes_chosen(config)
+    spec, takes = with_indexers(config, "glm_moe_dsa", _sparse_after_dense(config)), takes_chosen(config)
     layers = (replace(layer, takes_chosen=is_so) for layer, is_so in zip(spec.layers, takes, strict=True))
     return replace(spec, layers=tuple(layers))
 
@@ -68,7 +68,7 @@ def axk2(config: Config) -> DecoderSpec:
     if list(groups.values()).count(None) == 1:
         given = " and ".join(f"{name} = {value!r:.80}" for name, value in groups.items())
         raise config.error(f"{given}, of which one alone is null", USE_ITS_CONFIG)
-    spec, rank = _with_indexers(config, "axk2", _sparse_by_frequency(config)), config.size(_NORM_RANK, most=1 << 16)
+    spec, rank = with_indexers(config, "axk2", _sparse_by_frequency(config)), config.size(_NORM_RANK, most=1 << 16)
     assert spec.mla is not None
     layers = (
         replace(layer, attn_norm_rank=rank, mlp_norm_rank=rank, moe=replace(layer.moe, zeroes_groups=True))
@@ -83,7 +83,7 @@ def _sparse_after_dense(config: Config) -> list[bool]:
     return sparse_flags(config, config.get("first_k_dense_replace", int))
 
 
-def _with_indexers(config: Config, architecture: str, sparse: Sequence[bool]) -> DecoderSpec:
+def with_indexers(config: Config, architecture: str, sparse: Sequence[bool]) -> DecoderSpec:
     """Return a spec like V3's with an indexer in each layer. sparse: which layers have experts."""
     kinds, indexed = config.sequence("layer_types"), ["indexed_attention"] * num_layers(config)
     if config.value("layer_types") is not None and kinds != indexed:
@@ -102,7 +102,7 @@ def _with_indexers(config: Config, architecture: str, sparse: Sequence[bool]) ->
     return replace(spec, indexer=indexer)
 
 
-def _takes_chosen(config: Config) -> list[bool]:
+def takes_chosen(config: Config) -> list[bool]:
     """Return whether each layer has no indexer: as ``indexer_types`` lists, else ``index_topk_pattern``, else in a
     period. Most GGUF files have no list: then the layers that have tensors of an indexer have one, but for GLM 5.2 and
     later, whose files may have such tensors everywhere.
@@ -112,10 +112,10 @@ def _takes_chosen(config: Config) -> list[bool]:
         return _takes_chosen_in_gguf(config, count)
     period, offset, lettered = max(config.count(_INDEX_FREQ), 1), config.count(_INDEX_OFFSET), _lettered(config)
     kinds = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(count)]
-    if config.value(_INDEXER_TYPES) is not None:
-        kinds = list(config.sequence(_INDEXER_TYPES))
+    if config.value(INDEXER_TYPES) is not None:
+        kinds = list(config.sequence(INDEXER_TYPES))
         if len(kinds) != count or not all(kind in _INDEXERS.values() for kind in kinds):
-            reason = f"{_INDEXER_TYPES} = {kinds!r:.80} is not {count} of 'full' and 'shared'"
+            reason = f"{INDEXER_TYPES} = {kinds!r:.80} is not {count} of 'full' and 'shared'"
             raise config.error(reason, USE_ITS_CONFIG)
     elif lettered is not None:
         kinds = lettered
@@ -125,7 +125,7 @@ def _takes_chosen(config: Config) -> list[bool]:
 def _taking(config: Config, indexed: Sequence[bool]) -> list[bool]:
     """Return the opposite of ``indexed``. Raise ModelError if the first layer has no indexer."""
     if not indexed[0]:
-        keys = (_INDEXER_TYPES, _INDEX_LETTERS, _INDEX_FREQ, _INDEX_OFFSET)
+        keys = (INDEXER_TYPES, _INDEX_LETTERS, _INDEX_FREQ, _INDEX_OFFSET)
         given = ", ".join(f"{config.label(key)} = {value!r:.80}" for key in keys if (value := config.value(key)))
         raise config.error(f"the first layer has no indexer, and none before it has one: {given}", USE_ITS_CONFIG)
     return [not has for has in indexed]
@@ -135,12 +135,12 @@ def _takes_chosen_in_gguf(config: Config, count: int) -> list[bool]:
     """Return the same for a GGUF file. As in llama.cpp, a model of 2^20 positions or more without a list is GLM 5.2: of
     four layers after the third, one has an indexer.
     """
-    found, given = set(config.sequence(INDEXED_LAYERS)), config.value(_INDEXER_TYPES)
+    found, given = set(config.sequence(INDEXED_LAYERS)), config.value(INDEXER_TYPES)
     indexed = [i in found or not found for i in range(count)]
     if given is not None:
-        listed = config.sequence(_INDEXER_TYPES)
+        listed = config.sequence(INDEXER_TYPES)
         if len(listed) < count or any(one not in (0, 1) or isinstance(one, float) for one in listed):
-            reason = f"{config.label(_INDEXER_TYPES)} = {listed!r:.80} is not a flag for each of {count} layers"
+            reason = f"{config.label(INDEXER_TYPES)} = {listed!r:.80} is not a flag for each of {count} layers"
             raise config.error(reason, "Convert the model again")
         indexed = [bool(one) for one in listed[:count]]
     elif all(indexed) and config.size("max_position_embeddings") >= _POSITIONS_OF_52:
@@ -399,7 +399,7 @@ GATING, _FREQUENCY = "*.expert_gating_func", "moe_layer_freq"
 INTERLEAVED = Key("rope_interleave", True, (True, False))
 _NORM_RANK = "gated_norm_rank"
 _INDEX_HEADS, _INDEX_DIM, _INDEX_TOPK = "index_n_heads", "index_head_dim", "index_topk"
-_INDEXER_TYPES, _INDEX_LETTERS = "indexer_types", "index_topk_pattern"
+INDEXER_TYPES, _INDEX_LETTERS = "indexer_types", "index_topk_pattern"
 _INDEX_FREQ, _INDEX_OFFSET = "index_topk_freq", "index_skip_topk_offset"
 _POSITIONS_OF_52 = 1 << 20
 _INDEXERS = {"F": "full", "S": "shared"}
@@ -446,8 +446,8 @@ def routed_keys(names: Mapping[str, str], *without: str) -> tuple[Key, ...]:
 
 
 _DEEPSEEK = (*LATENT_KEYS, *ROUTED_EXPERTS)
-_SCORING = (only("scoring_func", "sigmoid"), only("topk_method", "noaux_tc"))
-_ROUTING = (only(_FREQUENCY, 1), *_SCORING)
+SCORING = (only("scoring_func", "sigmoid"), only("topk_method", "noaux_tc"))
+_ROUTING = (only(_FREQUENCY, 1), *SCORING)
 """Keys of the models' own configurations, which transformers does not read: it computes these values."""
 _V3 = {
     "first_k_dense_replace": 3,
@@ -460,7 +460,7 @@ _V3 = {
     "num_experts_per_tok": 8,
     "routed_scaling_factor": 2.5,
 }
-_INDEXED = (
+INDEXED = (
     *(*_DEEPSEEK, Key("mlp_layer_types"), Key("layer_types"), only("rope_interleave", True)),
     Key(_INDEX_HEADS, 64, gguf="attention.indexer.head_count"),
     Key(_INDEX_DIM, 128, gguf="attention.indexer.key_length"),
@@ -468,10 +468,10 @@ _INDEXED = (
 )
 _INDEXED_EVERYWHERE = (
     *(only("indexer_rope_interleave", False), only_in_gguf("attention.indexer.types", None)),
-    *(only(_INDEX_FREQ, 1), *(only(name, None) for name in (_INDEXER_TYPES, _INDEX_LETTERS))),
+    *(only(_INDEX_FREQ, 1), *(only(name, None) for name in (INDEXER_TYPES, _INDEX_LETTERS))),
 )
 _V32 = (
-    *(*_INDEXED, *_ROUTING, *NEXT_TOKEN_HEADS, Key("num_nextn_predict_layers", 1, kind=int)),
+    *(*INDEXED, *_ROUTING, *NEXT_TOKEN_HEADS, Key("num_nextn_predict_layers", 1, kind=int)),
     of_gguf(GATING, kind=int, gguf_default=2),
 )
 _V32_ALIASES = {**LOCAL_ROUTED, "num_experts": "n_routed_experts"}
@@ -524,7 +524,7 @@ FAMILIES = {
         "GLM 5: latent attention to the keys that an indexer chooses",
         glm_moe_dsa,
         table(
-            *(_V32, [Key(_INDEXER_TYPES, gguf="attention.indexer.types"), Key(_INDEX_LETTERS)]),
+            *(_V32, [Key(INDEXER_TYPES, gguf="attention.indexer.types"), Key(_INDEX_LETTERS)]),
             [Key(_INDEX_FREQ, 1), Key(_INDEX_OFFSET, 2), Key(INDEXED_LAYERS, kind=list)],
             [only("indexer_rope_interleave", True)],
             **{**_V3, "n_group": 1, "topk_group": 1},
@@ -537,7 +537,7 @@ FAMILIES = {
         aliases=_V32_ALIASES,
         names=INDEXED_NAMES,
         interleaved=True,
-        interleaved_indexer=True,
+        indexer_rows="as others",
         fused=latent_rows,
         gguf="glm-dsa",
         gguf_names=_INDEXER_IN_GGUF,
@@ -597,7 +597,7 @@ FAMILIES = {
         "A.X K2: latent attention to the keys that an indexer chooses",
         axk2,
         table(
-            *(_INDEXED, _INDEXED_EVERYWHERE, _SCORING, [Key(_FREQUENCY, 1), Key(_NORM_RANK, 16)]),
+            *(INDEXED, _INDEXED_EVERYWHERE, SCORING, [Key(_FREQUENCY, 1), Key(_NORM_RANK, 16)]),
             first_k_dense_replace=1,
             moe_intermediate_size=512,
             n_routed_experts=128,

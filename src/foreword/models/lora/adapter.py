@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from foreword.errors import ModelError
-from foreword.models.families.base import Rows, SwappingVersions
+from foreword.models.families.base import IndexerRows, Rows, SwappingVersions
 from foreword.models.naming import has_source, reorder_rows, select_rows, source_of
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec, weight_names
@@ -58,15 +58,15 @@ class LoraAdapter:
 
 
 def in_order(
-    adapter: LoraAdapter, spec: DecoderSpec, *, is_interleaved: bool, of_indexer: bool, is_tiled: bool
+    adapter: LoraAdapter, spec: DecoderSpec, *, is_interleaved: bool, of_indexer: IndexerRows, is_tiled: bool
 ) -> LoraAdapter:
     """Return the adapter of a file in a spec's order of rows. is_interleaved: the rows of queries and keys are in
-    interleaved rotary order in the file. of_indexer: those of an indexer have the order of the others. is_tiled: the
-    value heads of states are in the order of `RecurrentSpec.tiled` there.
+    interleaved rotary order in the file. of_indexer: the order of those of an indexer there. is_tiled: the value heads
+    of states are in the order of `RecurrentSpec.tiled` there.
     """
     inputs = {name: pair.a for name, pair in adapter.pairs.items()}
     outputs = {name: pair.b for name, pair in adapter.pairs.items()}
-    reorder_rows(outputs, spec, is_interleaved, of_indexer=of_indexer)
+    reorder_rows(outputs, spec, is_interleaved, of_indexer)
     for i, layer in enumerate(spec.layers):
         if layer.recurrent is not None and layer.recurrent.tiled != is_tiled:
             _reorder_heads(inputs, outputs, layer.recurrent, f"layers.{i}.state.")

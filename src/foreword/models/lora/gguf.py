@@ -47,6 +47,6 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
         LoraAdapter(path, pairs),
         spec,
         is_interleaved=family.gguf_interleaved,
-        of_indexer=family.interleaved_indexer,
+        of_indexer=family.indexer_rows,
         is_tiled=family.gguf_tiled,
     )

@@ -50,7 +50,7 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapte
         model = f"{str(names['embed']).partition('.')[0]}."
         adapter = read_peft(path, modules, {**_OF_TEXT, **family.renamed}, parameters, model)
         return in_order(
-            adapter, spec, is_interleaved=family.interleaved, of_indexer=family.interleaved_indexer, is_tiled=False
+            adapter, spec, is_interleaved=family.interleaved, of_indexer=family.indexer_rows, is_tiled=False
         )
 
     return _read_unchanged(Path(path), read)
