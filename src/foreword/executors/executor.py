@@ -180,10 +180,9 @@ class LoraExecutor(Executor, Protocol):
 
 
 def check_inputs(batch: InputBatch, capabilities: frozenset[Capability]) -> None:
-    """Raise PlanError for KV groups and for the first request of the batch with an input that are not among the
-    capabilities.
+    """Raise PlanError for KV groups and for an input of a request of the batch that are not among the capabilities.
 
-    O(1) while no live request has such an input.
+    O(1) while no live request has an input of these kinds, and without a loop over requests where all are supported.
     """
     states = batch.states
     if states.has_special_groups:
@@ -191,18 +190,25 @@ def check_inputs(batch: InputBatch, capabilities: frozenset[Capability]) -> None
     extras = states.extras
     if not extras.rows and not states.loras:
         return
-    for row in batch.idx_mapping.tolist():
-        for capability, tensor, is_given in (
-            (Capability.LORA, "lora_id", states.lora_id[row] != 0),
-            (Capability.PROMPT_EMBEDS, "prompt_embeds", row in extras.prompt_embeds),
-            (Capability.MROPE, "mrope_positions", row in extras.mrope_positions or states.rope_delta[row] != 0),
-            (Capability.MULTIMODAL, "mm_features", row in extras.mm_features),
-            (Capability.BIDIRECTIONAL, "bidirectional_ranges", row in extras.bidirectional_ranges),
-            (Capability.POOLING, "pooling_params", row in extras.pooling_params),
-            (Capability.ENCODER, "encoder_len", states.encoder_len[row] != 0),
-        ):
-            if is_given and capability not in capabilities:
-                raise _lacks(capability, step=batch.step, request=states.req_id_of(row), tensor=tensor)
+    rows = batch.idx_mapping
+    for capability, tensor, given in (
+        (Capability.LORA, "lora_id", states.lora_id),
+        (Capability.PROMPT_EMBEDS, "prompt_embeds", extras.prompt_embeds),
+        (Capability.MROPE, "mrope_positions", extras.mrope_positions),
+        (Capability.MROPE, "mrope_positions", states.rope_delta),
+        (Capability.MULTIMODAL, "mm_features", extras.mm_features),
+        (Capability.BIDIRECTIONAL, "bidirectional_ranges", extras.bidirectional_ranges),
+        (Capability.POOLING, "pooling_params", extras.pooling_params),
+        (Capability.ENCODER, "encoder_len", states.encoder_len),
+    ):
+        if capability in capabilities:
+            continue
+        if isinstance(given, dict):
+            found = [row for row in rows.tolist() if row in given] if given else []
+        else:
+            found = rows[given[rows] != 0].tolist()
+        if found:
+            raise _lacks(capability, step=batch.step, request=states.req_id_of(found[0]), tensor=tensor)
 
 
 def _check_groups(states: RequestStates, capabilities: frozenset[Capability]) -> None:
