@@ -21,6 +21,7 @@ from foreword.batch import (
     prepare_inputs,
     sampling_metadata,
 )
+from foreword.engine import Engine
 from foreword.errors import ConfigError, PlanError, RequestError
 from foreword.executors import Capability, HostExecutor, check_inputs
 from foreword.models.lora import LoraAdapter
@@ -88,6 +89,15 @@ def test_recurrent_groups_need_a_capability_too():
 
     with pytest.raises(ConfigError, match=r"kv_groups: Paged .*Capability\.RECURRENT_STATE"):
         make_engine(executor=Paged, groups=[KVGroup(4, recurrent=True)])
+
+
+def test_prompts_whose_tokens_see_each_other_need_a_capability_too():
+    class Causal(OracleExecutor):
+        capabilities = frozenset()
+
+    groups = [KVGroup(4)]
+    with pytest.raises(ConfigError, match=r"prefix_lm: Causal .*Capability\.BIDIRECTIONAL.* prefix_lm to false in"):
+        Engine(Causal(V, groups, 8), vocab_size=V, max_model_len=16, kv_groups=groups, num_blocks=8, prefix_lm=True)
 
 
 INPUTS = {

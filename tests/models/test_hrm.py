@@ -1,6 +1,5 @@
 """Layers that run several times for a token: one copy of their weights, and files in other forms."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -102,10 +101,3 @@ def test_a_change_of_a_layer_applies_in_each_run_of_it(tmp_path):
         got = all_logits(model, texts, whole(texts), executor, loras=[adapter, None])
         np.testing.assert_allclose(got[0], want, atol=1e-3)
         np.testing.assert_allclose(got[1], plain, atol=1e-3)
-
-
-def test_the_mode_of_its_instructions_changes_nothing(tmp_path):
-    config = json.loads((make(tmp_path, "hrm-text") / "config.json").read_text())
-    assert config["prefix_lm"] is True
-    specs = [load_model(make(tmp_path / str(value), "hrm-text", prefix_lm=value)).spec for value in (True, False)]
-    assert specs[0] == specs[1]

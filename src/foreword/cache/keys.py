@@ -19,6 +19,7 @@ def prefix_keys(
     images: Iterable[tuple[str, int, int]] = (),
     inputs: PromptInputs | None = None,
     spans: I32 | None = None,
+    prompt: I32 | None = None,
     max_len: int = 0,
 ) -> dict[int, ExtraKeys]:
     """Return block index → extra keys, for `KVCacheManager.lookup` and `attach`.
@@ -27,7 +28,8 @@ def prefix_keys(
     images: (content hash, first position, length); each goes into every block it touches, with its offset.
     inputs: every block has a hash of its embeddings, and one of its rotary positions where they are not those of text.
     The input of an encoder goes into the first block, like the salt. spans: [n, 2] (first, end) of embeddings
-    that see each other, each of which is treated as an image.
+    that see each other, each of which is treated as an image. prompt: its token ids. The content of a whole
+    bidirectional range goes into the first block of the range, like the salt.
     max_len: the most tokens that the request may get.
     """
     keys: dict[int, list[object]] = {}
@@ -35,7 +37,12 @@ def prefix_keys(
         keys.setdefault(0, []).append(("salt", salt))
     if inputs is not None and "encoder_input" in inputs:
         keys.setdefault(0, []).append(("encoder", _digest(inputs["encoder_input"])))
-    if inputs is not None and spans is not None and len(spans):
+    if inputs is not None and prompt is not None and "bidirectional_ranges" in inputs:
+        vectors = [inputs["prompt_embeds"], inputs["prompt_is_token_id"]] if "prompt_embeds" in inputs else []
+        for a, b in inputs["bidirectional_ranges"].tolist():
+            content = _digest(*(part[a:b] for part in (prompt, *vectors)))
+            keys.setdefault(a // block_size, []).append(("range", content, a % block_size, b - a))
+    elif inputs is not None and spans is not None and len(spans):
         of_spans = [(_digest(inputs["prompt_embeds"][a:b]), a, b - a) for a, b in spans.tolist()]
         images = [*images, *of_spans]
     for content, start, length in images:

@@ -30,7 +30,8 @@ MEANING: dict[MissReason, str] = {
     "salt": "equal tokens are cached under another salt",
     "adapter": "equal tokens are cached under another adapter",
     "image": "equal tokens are cached with another image",
-    "input": "equal tokens are cached with other embeddings, positions or encoder input",
+    "input": "equal tokens are cached with other embeddings, positions or encoder input, or in another prompt whose "
+    "tokens see each other",
     "evicted": "equal tokens were cached, and their blocks were given to other requests",
     "window": "equal tokens are cached, and the blocks in their sliding window are gone",
     "state": "equal tokens are cached, and no recurrent state was kept there",

@@ -128,6 +128,7 @@ def build_engine(
             observers=observers,
             pooling=model.pooling,
             generates=model.generates,
+            prefix_lm=model.prefix_lm,
             read_lora=model.read_lora,
             encoder=model.encoder,
             context_parallel=size.context_parallel,

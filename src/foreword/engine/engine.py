@@ -72,6 +72,7 @@ class Engine:
         observers: Iterable[EngineObserver] = (),
         pooling: PoolingSpec | None = None,
         generates: bool = True,
+        prefix_lm: bool = False,
         read_lora: ReadLora | None = None,
         encoder: EncoderPrompts | None = None,
         context_parallel: ContextParallel | None = None,
@@ -85,7 +86,8 @@ class Engine:
         follow those of blocks; 0: states are in blocks. drafter: makes the drafter, in place of the configured method.
         grammars: compiles structured outputs. read_lora: reads an adapter of the executor's model.
         logits_processors: make the custom logits processors over the engine's state rows, in their order.
-        pooling: what the executor's pooler does. generates: whether the model computes logits.
+        pooling: what the executor's pooler does. generates: whether the model computes logits. prefix_lm: whether the
+        tokens of a prompt see each other.
         encoder: reads the prompts of an encoder–decoder. context_parallel: the ranks that KV groups are spread over.
         tiers: make the places that keep blocks outside the pool, the first one asked first. model_key: what tells the
         model from others whose blocks these may keep, too.
@@ -109,6 +111,12 @@ class Engine:
             raise ConfigError(
                 f"context_parallel: {type(executor).__name__} does not support KV groups spread over ranks "
                 "(Capability.CONTEXT_PARALLEL); use executor='torch' with context_parallel_size"
+            )
+        if prefix_lm and Capability.BIDIRECTIONAL not in executor.capabilities:
+            raise ConfigError(
+                f"prefix_lm: {type(executor).__name__} does not support prompts whose tokens see each other "
+                "(Capability.BIDIRECTIONAL); use an executor that does, or set prefix_lm to false in the model's "
+                "config.json, which makes attention causal"
             )
         self.executor, self.clock = executor, clock
         self.pooling, self.generates = pooling or PoolingSpec(), generates
@@ -191,6 +199,7 @@ class Engine:
             clock=self._now,
             pooling=self.pooling,
             generates=generates,
+            prefix_lm=prefix_lm,
             encoder=encoder,
             most_new_tokens=limits.max_num_batched_tokens,
             max_logprobs=config.max_logprobs,

@@ -14,7 +14,7 @@ from foreword.arrays import I32
 from foreword.batch import CheckedParams, CheckedPrompt, PoolingParams, PromptInputs, RequestStates, SamplingParams
 from foreword.cache import prefix_keys, with_adapter
 from foreword.engine.loras import Loras
-from foreword.engine.prompt import EncoderPrompts, Prompt, checked_prompt, spans_of
+from foreword.engine.prompt import EncoderPrompts, Prompt, checked_prompt, range_of_prompt, spans_of
 from foreword.engine.request_group import Completion, RequestGroup, RequestOptions
 from foreword.engine.text import Detokenizer, TextStream
 from foreword.engine.validation import check_capabilities, check_id, check_options, check_pooling, checked_params
@@ -86,6 +86,7 @@ class Intake:
         clock: Callable[[], float],
         pooling: PoolingSpec,
         generates: bool,
+        prefix_lm: bool,
         encoder: EncoderPrompts | None,
         most_new_tokens: int,
         max_logprobs: int,
@@ -93,12 +94,13 @@ class Intake:
     ) -> None:
         """Take the parts of an engine that requests are checked with.
 
-        node_size: the number of tokens in a block of the prefix tree. encoder: reads the prompts of an encoder–decoder.
+        node_size: the number of tokens in a block of the prefix tree. prefix_lm: whether the tokens of a prompt see
+        each other. encoder: reads the prompts of an encoder–decoder.
         most_new_tokens: the most tokens that a step computes. default_params: the parameters of requests that have
         none.
         """
         self._encoder, self._most_new_tokens, self._max_logprobs = encoder, most_new_tokens, max_logprobs
-        self._pooling, self._generates = pooling, generates
+        self._pooling, self._generates, self._prefix_lm = pooling, generates, prefix_lm
         self._states, self._executor, self._processors = states, executor, processors
         self._node_size, self._tokenizer, self._eos_token_ids = node_size, tokenizer, eos_token_ids
         self._seed = seed if seed is not None else int.from_bytes(os.urandom(7), "little")
@@ -137,12 +139,18 @@ class Intake:
         elif sampling.params.prompt_logprobs is not None and "prompt_embeds" in inputs:
             value, reason = sampling.params.prompt_logprobs, "embeddings have no token ids, and so no log-probabilities"
             raise RequestError(request_id, "prompt_logprobs", value, reason, "Leave it out.")
+        elif sampling.params.prompt_logprobs is not None and self._prefix_lm:
+            value, reason = sampling.params.prompt_logprobs, "the tokens of a prompt see those that they would predict"
+            fix = "Give the tokens to score as forced_tokens, with logprobs."
+            raise RequestError(request_id, "prompt_logprobs", value, reason, fix)
         check_capabilities(request_id, self._executor, sampling.params, lora=lora, grammar=grammar)
         if lora is not None:
             self._loras.check(request_id, lora)
         grammar = self._grammar_of(request_id, sampling.params, grammar)
         max_len = _max_len(len(tokens), sampling.params, limit) if pooling is None else len(tokens) + 1
         spans = spans_of(inputs, self._executor)
+        if self._prefix_lm:
+            spans = inputs["bidirectional_ranges"] = range_of_prompt(request_id, len(tokens), self._most_new_tokens)
         salt, num_outputs = options.get("cache_salt"), sampling.params.num_completions
         return RequestGroup(
             request_id,
@@ -156,7 +164,9 @@ class Intake:
             owner=options.get("owner", ""),
             share=options.get("share", 1.0),
             lora=lora,
-            keys=prefix_keys(self._node_size, salt=salt, inputs=inputs, spans=spans, max_len=max_len),
+            keys=prefix_keys(
+                self._node_size, salt=salt, inputs=inputs, spans=spans, prompt=tokens.token_ids, max_len=max_len
+            ),
             inputs=inputs,
             spans=spans,
             grammar=grammar,

@@ -48,12 +48,14 @@ class Model(ABC, Generic[L]):
     """A loaded model and the kind of executor that runs it.
 
     loaded: what the loader read. options: of the executor. vocab_size: number of token ids. generates: False if it
-    computes no logits. encoder: reads the prompts of an encoder–decoder. read_lora: reads an adapter of the model; None
-    if it takes none. processors: logits processors that belong to the model. suggested: sampling, to requests.
+    computes no logits. prefix_lm: whether the tokens of a prompt see each other. encoder: reads the prompts of an
+    encoder–decoder. read_lora: reads an adapter of the model; None if it takes none. processors: logits processors that
+    belong to the model. suggested: sampling, to requests.
     """
 
     vocab_size: int
     generates: bool = True
+    prefix_lm: bool = False
     encoder: EncoderPrompts | None = None
     read_lora: ReadLora | None = None
     processors: Sequence[ProcessorFactory] = ()
@@ -118,6 +120,7 @@ class DecoderModel(Model[LoadedModel]):
         super().__init__(loaded, kind, options)
         self.spec: DecoderSpec = loaded.decoder
         self.vocab_size, self.generates = self.spec.vocab_size, self.spec.has_logits
+        self.prefix_lm = self.spec.prefix_lm
         self.suggested = loaded.generation.suggested
         if loaded.family is not None:
             self.read_lora = partial(read_lora, spec=self.spec, family=loaded.family)

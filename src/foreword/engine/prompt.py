@@ -219,6 +219,15 @@ def spans_of(inputs: PromptInputs, executor: Executor) -> I32:
     return np.stack([firsts, ends], 1).astype(np.int32)
 
 
+def range_of_prompt(request_id: str, length: int, most_new_tokens: int) -> I32:
+    """Return the range [1, 2] of all tokens of a prompt. Raise RequestError if no step can have as many."""
+    if length > most_new_tokens:
+        reason = f"the tokens of a prompt see each other, so it is one step, which has at most {most_new_tokens} tokens"
+        fix = "Shorten it, or raise max_num_batched_tokens."
+        raise RequestError(request_id, "prompt_token_ids", f"{length} tokens", reason, fix)
+    return np.array([[0, length]], np.int32)
+
+
 def _check_spans(request_id: str, reach: F32, is_token: Bools, most_new_tokens: int) -> None:
     """Raise RequestError unless the vectors of each span attend to all positions up to its end, and a step can have
     that many tokens.

@@ -39,6 +39,7 @@ class TransformersModel(Model[T]):
     def __init__(self, loaded: T, options: TransformersOptions) -> None:
         super().__init__(loaded, TRANSFORMERS, options)
         self.vocab_size, self.generates = loaded.trace.vocab_size, loaded.generates
+        self.prefix_lm = getattr(loaded.module.config, "prefix_lm", False)
         self.read_lora = partial(read_lora_by_names, layers=loaded.trace.linear)
         self.suggested = read_suggestions(loaded.path)
 
@@ -82,6 +83,7 @@ class TransformersModel(Model[T]):
             num_blocks=size.num_blocks,
             block_size=size.block_size,
             **loaded.inputs._asdict(),
+            prefix_lm=self.prefix_lm,
             compile=self.options.compile,
             pooling=loaded.pooling,
         )

@@ -122,12 +122,15 @@ class PagedExecutor(AdaptedExecutor):
         hidden_size: int = 0,
         extra_size: int = 0,
         mrope_dims: int = 0,
+        prefix_lm: bool = False,
     ) -> None:
-        """Declare the inputs that the model reads; `Executor` explains hidden_size, extra_size and mrope_dims."""
+        """Declare the inputs that the model reads; `Executor` explains hidden_size, extra_size and mrope_dims, and
+        `DecoderSpec` prefix_lm.
+        """
         super().__init__(sampler, pooler=pooler)
         self.cache, self.adapters = cache, adapters
         self.hidden_size, self.extra_size, self.mrope_dims = hidden_size, extra_size, mrope_dims
-        self.capabilities |= input_capabilities(hidden_size, mrope_dims)
+        self.capabilities |= input_capabilities(hidden_size, mrope_dims, prefix_lm=prefix_lm)
 
     def inputs_of(self, batch: InputBatch) -> StepInputs:
         """Return the inputs of a step beside its tokens. Errors are those of `StepInputs.of`."""

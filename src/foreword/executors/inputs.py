@@ -8,7 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from foreword.arrays import I64, AnyArray
-from foreword.batch import InputBatch, LoraMapping, lora_mapping, mrope_positions, prefilling_with, prompt_embeds
+from foreword.batch import (
+    InputBatch,
+    LoraMapping,
+    bidirectional_ranges,
+    lora_mapping,
+    mrope_positions,
+    prefilling_with,
+    prompt_embeds,
+)
 from foreword.errors import EngineError, PlanError
 from foreword.executors.executor import Capability, Executor
 
@@ -46,12 +54,18 @@ class StepInputs(NamedTuple):
         return TEXT if embeds is None and mrope is None else cls(embeds, mrope)
 
 
-def last_seen(batch: InputBatch, embeds: tuple[I64, AnyArray]) -> I64:
-    """Return the position of the last key that each token of a step sees, int64 [T].
+def last_seen(batch: InputBatch, embeds: tuple[I64, AnyArray] | None = None) -> I64 | None:
+    """Return the position of the last key that each token of a step sees, int64 [T]; None if no token of a
+    bidirectional range is in the step, and ``embeds`` is None.
 
     embeds: tokens and their vectors, whose last value is how many positions after its own a vector sees. Equal values
-    are those of one span, all of which is in the step: its tokens see each other, as far as the window reaches.
+    are those of one span or range, whose tokens see each other, as far as the window reaches: the step has all of them
+    that are not computed. A model has either such vectors or ranges.
     """
+    if embeds is None:
+        ranges = bidirectional_ranges(batch)
+        T = batch.num_tokens
+        return None if ranges is None else np.maximum(batch.positions[:T], ranges[:T, 1] - 1)
     tokens, vectors = embeds
     seen = batch.positions[: batch.num_tokens].copy()
     seen[tokens] += vectors[:, -1].astype(np.int64)
@@ -79,9 +93,13 @@ TEXT = StepInputs()
 """A step whose inputs are token ids and positions alone."""
 
 
-def input_capabilities(hidden_size: int, mrope_dims: int) -> set[Capability]:
-    """Return the capabilities of an executor with these sizes: see `Executor`."""
-    has = {Capability.PROMPT_EMBEDS: hidden_size > 0, Capability.MROPE: mrope_dims > 0}
+def input_capabilities(hidden_size: int, mrope_dims: int, *, prefix_lm: bool = False) -> set[Capability]:
+    """Return the capabilities of an executor with these sizes, see `Executor`, of a model that is a `prefix_lm`."""
+    has = {
+        Capability.PROMPT_EMBEDS: hidden_size > 0,
+        Capability.MROPE: mrope_dims > 0,
+        Capability.BIDIRECTIONAL: prefix_lm,
+    }
     return {capability for capability, is_read in has.items() if is_read}
 
 

@@ -279,6 +279,7 @@ class NativeExecutor(TransferPagedExecutor):
             hidden_size=spec.hidden_size,
             extra_size=spec.extra_size,
             mrope_dims=spec.mrope_dims,
+            prefix_lm=spec.prefix_lm,
         )
         if own.preallocate_kv:
             self.core.touch_cache()
@@ -391,10 +392,11 @@ class NativeExecutor(TransferPagedExecutor):
         return self.core.hidden_states(tokens)
 
     def _given_inputs(self, batch: InputBatch) -> dict[str, AnyArray]:
-        """Return prompt embeddings, M-RoPE positions and adapters by the names of the native call; nothing for a step
-        whose tokens are all text for the model itself.
+        """Return prompt embeddings, M-RoPE positions, the last keys that are seen, and adapters by the names of the
+        native call; nothing for a step whose tokens are all text for a causal model itself.
         """
         given: dict[str, AnyArray] = {}
+        seeing: tuple[I64, AnyArray] | None = None
         embeds, mrope = self.inputs_of(batch)
         if embeds is not None:
             tokens, vectors = embeds
@@ -402,7 +404,9 @@ class NativeExecutor(TransferPagedExecutor):
             if self.spec.num_features and vectors.shape[1] > self.hidden_size:
                 given["features"] = np.ascontiguousarray(vectors[:, self.hidden_size : -1], np.float32)
             if vectors.shape[1] > self.hidden_size and vectors[:, -1].any():
-                given["last_seen"] = last_seen(batch, embeds)
+                seeing = embeds
+        if (seen := last_seen(batch, seeing)) is not None:
+            given["last_seen"] = seen
         if mrope is not None:
             given["mrope_positions"] = mrope
         if batch.states.loras:

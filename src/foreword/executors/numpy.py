@@ -212,6 +212,7 @@ class NumpyExecutor(TransferPagedExecutor):
             hidden_size=spec.hidden_size,
             extra_size=spec.extra_size,
             mrope_dims=spec.mrope_dims,
+            prefix_lm=spec.prefix_lm,
         )
         self.num_blocks, self.block_size, self.num_states = num_blocks, block_size, num_states
         self.spec, self.weight = spec, FloatWeights(weights, names_in_blocks(spec))
@@ -230,7 +231,7 @@ class NumpyExecutor(TransferPagedExecutor):
             check_whole(batch)
         embeds, mrope = self.inputs_of(batch)
         has_spans = embeds is not None and embeds[1].shape[1] > spec.hidden_size
-        seen = last_seen(batch, embeds) if embeds is not None and has_spans else None
+        seen = last_seen(batch, embeds if has_spans else None)
         runs = {
             g: state_runs(batch, g, self.cache.first_state) for g, group in enumerate(self.groups) if group.recurrent
         }
@@ -593,7 +594,7 @@ class NumpyExecutor(TransferPagedExecutor):
                 mask = distance < (length if layer.sliding_window is None else layer.sliding_window)
             if layer.chunked and layer.sliding_window is not None:
                 mask &= np.arange(length) >= (at - at % layer.sliding_window)[:, None]
-            if step.seen is not None:  # tokens of a span have equal values, others differ
+            if step.seen is not None:  # tokens of a span or range have equal values, others differ
                 own = step.seen[start:end]
                 mask[:, length - len(own) :] |= own[:, None] == own
                 if layer.sliding_window is not None:

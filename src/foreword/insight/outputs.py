@@ -40,7 +40,7 @@ class RecordedOutput:
 
     is_greedy: whether each token was the most likely one of the model. lora_id, lora: its adapter; 0 and None without
     an adapter. lora is also None if the adapter's name is not known. is_text: whether its prompt has no images, sounds
-    and bidirectional ranges.
+    and bidirectional ranges, unless the range is the whole prompt, which follows from the model.
     """
 
     req_id: str
@@ -227,6 +227,7 @@ def loras_of(outputs: Sequence[RecordedOutput], given: Mapping[str, str | Path])
 def _added(add: Add, prompt: tuple[int, ...], output: tuple[int, ...], logprobs: Logprobs) -> RecordedOutput:
     lora, given = add.extras.get("lora_request"), add.extras.get("sampling_params", {})
     is_greedy = given.get("temperature") == 0 and not given.keys() & _DECIDING
+    has_parts = [(a, b) for a, b in add.bidirectional_ranges] not in ([], [(0, len(prompt))])
     return RecordedOutput(
         add.req_id,
         prompt,
@@ -235,7 +236,7 @@ def _added(add: Add, prompt: tuple[int, ...], output: tuple[int, ...], logprobs:
         is_greedy,
         add.lora_id,
         None if lora is None else LoraRequest(**lora),
-        not add.extras.get("mm_features") and not len(add.bidirectional_ranges),
+        not (add.extras.get("mm_features") or has_parts),
     )
 
 

@@ -456,6 +456,7 @@ class DecoderSpec:
 
     is_causal: if False, a token also sees the tokens after it, with a window only those at a distance below it. A step
     then has whole texts, and computes no logits.
+    prefix_lm: the tokens of a prompt see each other: it is one of `NewRequest.bidirectional_ranges`.
     sees_spans: each prompt embedding has one more value, by which it sees later ones: see `Executor.extra_size`.
     value_dim: the size of a head of values; 0: head_dim.
     num_positions: the rows of ``positions``; max_model_len is not above it. 0: there are none.
@@ -525,6 +526,7 @@ class DecoderSpec:
     attn_softcap: float | None = None
     final_softcap: float | None = None
     is_causal: bool = True
+    prefix_lm: bool = False
     sees_spans: bool = False
     num_features: int = 0
     per_layer: PerLayerSpec | None = None

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from models.tiny import random_tensors, write_model
 
 NUM_TOKENS, KEPT = 24, 6
+PREFIXES, NUM_GREEDY = (5, 9, 17, 24), 10  # recorded for models with prefix_lm
 MORE_TOKENS = {"phi3-longrope-past": 40}  # than the model's original length
 SIZES = {
     "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -850,11 +851,28 @@ def record(config, folder, num_tokens, same):
     write_model(folder, written, same.as_other(shapes, random_tensors(own)))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     ids = np.random.default_rng(1).integers(3, config.vocab_size, num_tokens)
-    with torch.no_grad():
-        logits = model.eval()(torch.tensor(ids[None])).logits[0, -KEPT:].numpy()
-    kept = [[float(f"{x:.7g}") for x in row] for row in logits]
+    kept = last_logits(model.eval(), ids)
     changed = {k: v for k, v in written.items() if k not in same.without} | same.own
-    return {"config": changed, "shapes": own, "token_ids": ids.tolist(), "last_logits": kept}
+    found = {"config": changed, "shapes": own, "token_ids": ids.tolist(), "last_logits": kept}
+    if getattr(config, "prefix_lm", False):
+        found["prefixes"] = {n: with_prefix(model, ids, n) for n in PREFIXES}
+    return found
+
+
+def last_logits(model, ids, **inputs):
+    with torch.no_grad():
+        logits = model(torch.tensor(ids[None]), **inputs).logits[0, -KEPT:].numpy()
+    return [[float(f"{x:.7g}") for x in row] for row in logits]
+
+
+def with_prefix(model, ids, count):
+    """The last logits of all tokens, the first of which see each other, and the greedy tokens after these alone."""
+    types, prompt = torch.arange(len(ids))[None] < count, torch.tensor(ids[None, :count])
+    output = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), token_type_ids=torch.ones_like(prompt), do_sample=False,
+        max_new_tokens=NUM_GREEDY, eos_token_id=None,
+    )  # fmt: skip
+    return {"last_logits": last_logits(model, ids, token_type_ids=types.long()), "greedy": output[0, count:].tolist()}
 
 
 def main():

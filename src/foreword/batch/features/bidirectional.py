@@ -49,6 +49,8 @@ def ranges_of_requests(batch: BatchTensors) -> Iterator[tuple[int, I32]]:
     Raise PlanError as `bidirectional_ranges` says.
     """
     by_row = batch.states.extras.bidirectional_ranges
+    if not by_row:
+        return
     windows = [W for table in batch.states.block_tables if (W := table.group.sliding_window) is not None]
     for b in prefilling_with(by_row, batch):
         c, end = int(batch.num_computed_tokens[b]), int(batch.seq_lens[b])

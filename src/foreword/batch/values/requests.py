@@ -128,6 +128,7 @@ class PromptInputs(TypedDict, total=False):
     prompt_is_token_id: Bools
     mrope_positions: I32
     mrope_delta: int
+    bidirectional_ranges: I32
     encoder_len: int
     encoder_input: AnyArray
 

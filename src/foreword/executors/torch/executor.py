@@ -13,6 +13,7 @@ from foreword.batch import InputBatch
 from foreword.errors import ConfigError
 from foreword.executors.executor import Capability
 from foreword.executors.host import TransferPagedExecutor
+from foreword.executors.inputs import last_seen
 from foreword.executors.option_types import TorchKeywords
 from foreword.executors.options import TorchOptions
 from foreword.executors.pooling import Pooler
@@ -93,6 +94,7 @@ class TorchExecutor(TransferPagedExecutor):
             pooler=Pooler(pooling or PoolingSpec(), weights),
             hidden_size=spec.hidden_size,
             mrope_dims=spec.mrope_dims,
+            prefix_lm=spec.prefix_lm,
         )
         self.attention = paged_attention(cache, load.shards.positions)
         self._rotaries = Rotaries(
@@ -125,7 +127,7 @@ class TorchExecutor(TransferPagedExecutor):
             return as_floats(self.decoder.hidden_states(self._last[self._tensor(tokens)]))
 
     def _step(self, batch: InputBatch) -> PagedStep:
-        self.attention.begin(batch)
+        self.attention.begin(batch, last_seen(batch))
         given, T, tensor = self.inputs_of(batch), batch.num_tokens, self._tensor
         positions, mrope = tensor(batch.positions[:T]), None if given.mrope is None else tensor(given.mrope)
         return PagedStep(

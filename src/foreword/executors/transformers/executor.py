@@ -57,6 +57,7 @@ class TransformersExecutor(TransferPagedExecutor):
         hidden_size: int = 0,
         extra_size: int = 0,
         mrope_dims: int = 0,
+        prefix_lm: bool = False,
         compile: bool = False,
         pooling: PoolingSpec | None = None,
     ) -> None:
@@ -73,6 +74,7 @@ class TransformersExecutor(TransferPagedExecutor):
             hidden_size=hidden_size,
             extra_size=extra_size,
             mrope_dims=mrope_dims,
+            prefix_lm=prefix_lm,
         )
         self.model, self.trace, self.first_position = model, trace, first_position
         self._layers = {name: model.get_submodule(name) for name in trace.linear}
@@ -152,10 +154,10 @@ class TransformersExecutor(TransferPagedExecutor):
     def _tokens(self, batch: InputBatch, given: StepInputs, hooks: list[RemovableHandle]) -> dict[str, torch.Tensor]:
         ids = as_tensor(batch.input_ids[: batch.num_tokens], self.model.device).long()[None]
         if given.embeds is None:
-            self.attention.begin(batch)
+            self.attention.begin(batch, last_seen(batch))
             return {"input_ids": ids}
         tokens, embeds = given.embeds
-        self.attention.begin(batch, last_seen(batch, given.embeds) if self.extra_size else None)
+        self.attention.begin(batch, last_seen(batch, given.embeds if self.extra_size else None))
         vectors, at = self.model.get_input_embeddings()(ids), as_tensor(tokens, ids.device)
         first, *deep = as_tensor(embeds, ids.device).to(vectors.dtype).split(self.hidden_size, 1)
         vectors[0, at] = first

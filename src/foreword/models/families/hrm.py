@@ -32,6 +32,7 @@ def hrm_text(config: Config) -> DecoderSpec:
         tuple(layers),
         num_kv_heads=heads,
         attn_gate=True,
+        prefix_lm=config.get("prefix_lm", bool),
         embedding_scale=1 / config.positive("initializer_range") if scale is None else scale,
     )
 
