@@ -115,7 +115,8 @@ TOLERANCE = 2e-3
 """The largest difference of log-probabilities in float32."""
 MOST_BLOCKS, BLOCK_SIZE = 90, 4
 PROMPTS, MAX_TOKENS = (3, 9, 14, 17, 5), 20
-MAX_LEN, MAX_BATCHED = 40, 14
+MAX_LEN, MAX_BATCHED, PREFIX_BATCHED = 40, 14, 22
+"""The most tokens of a request and of a step, and of a step if a prompt is computed in one."""
 YES, ERROR = "yes", "error"
 DRAWN = " #"
 """Before the seed of a random model in its name."""
@@ -404,7 +405,8 @@ class Rig:
         more: dict[str, Any] = {"num_threads": 1} if executor in ("native", "torch") else {}
         more |= {} if adapter is None else {"loras": {"one": str(adapter)}}
         more |= {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "max_model_len": MAX_LEN, "check": "full"}
-        more |= {"max_num_seqs": 5, "max_num_batched_tokens": MAX_BATCHED, "watermark": 0.0, **options, **settings}
+        most = PREFIX_BATCHED if sees_prompt(self.oracle) else MAX_BATCHED
+        more |= {"max_num_seqs": 5, "max_num_batched_tokens": most, "watermark": 0.0, **options, **settings}
         outputs: list[RequestOutput] = []
         with LLM(str(self.path), executor=executor, observers=[metrics], **more) as llm:
             for wave, max_tokens in waves:
@@ -435,6 +437,20 @@ def compare_in_the_median(
         raise AssertionError(f"log-probabilities differ by {error:.2g} in the median, more than {limit:.2g}")
 
 
+def sees_prompt(oracle: transformers.PreTrainedModel) -> bool:
+    """Return whether the tokens of a prompt see each other."""
+    return getattr(oracle.config, "prefix_lm", False)
+
+
+def logits_of(oracle: transformers.PreTrainedModel, output: RequestOutput) -> torch.Tensor:
+    """Return the logits of prompt and output."""
+    prompt, tokens = output.prompt_token_ids, output.outputs[0].token_ids
+    inputs = {}
+    if sees_prompt(oracle):
+        inputs["token_type_ids"] = torch.tensor([[1] * len(prompt) + [0] * len(tokens)])
+    return oracle(torch.tensor([[*prompt, *tokens]]), **inputs).logits[0]
+
+
 def changes(
     outputs: list[RequestOutput], oracle: transformers.PreTrainedModel, quant: gguf.GGMLQuantizationType
 ) -> list[float]:
@@ -452,7 +468,7 @@ def changes(
     for output in outputs:
         tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
         with torch.inference_mode():
-            one, other = (torch.log_softmax(m(torch.tensor([tokens])).logits[0], -1) for m in (oracle, rounded))
+            one, other = (torch.log_softmax(logits_of(m, output), -1) for m in (oracle, rounded))
         places = range(len(output.prompt_token_ids) - 1, len(tokens) - 1)
         found += [float(abs(one[i, tokens[i + 1]] - other[i, tokens[i + 1]])) for i in places]
     return found
@@ -481,7 +497,7 @@ def errors(outputs: list[RequestOutput], oracle: transformers.PreTrainedModel) -
     for output in outputs:
         tokens = output.outputs[0].token_ids
         with torch.inference_mode(), FirstOfEqual():
-            logits = oracle(torch.tensor([[*output.prompt_token_ids, *tokens]])).logits[0].double()
+            logits = logits_of(oracle, output).double()
         expected = torch.log_softmax(logits, -1).numpy()
         for i, (token, of_token) in enumerate(zip(tokens, output.outputs[0].logprobs or (), strict=True)):
             exact = expected[len(output.prompt_token_ids) + i - 1]

@@ -106,7 +106,7 @@ CHOICES: Mapping[str, Sequence[object]] = {
 """Values of keys under their usual names, of which each is drawn half of the time. Keys with null keep it."""
 RARE: Mapping[str, Sequence[object]] = {
     **dict.fromkeys(("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"), (True, False)),
-    "rope_interleave": (True, False),
+    **dict.fromkeys(("rope_interleave", "prefix_lm"), (True, False)),
     **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu", "gelu_pytorch_tanh", "gelu", "relu")),
     "position_embedding_type": ("rope", None),
     **dict.fromkeys(("alibi", "do_layer_norm_before", "layer_norm_elementwise_affine"), (True, False)),
