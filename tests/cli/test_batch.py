@@ -126,6 +126,15 @@ REFUSED = {
 }
 
 
+def test_the_answer_log_has_the_text_of_each_prompt(talker, llm, paths, tmp_path):
+    source, out = paths
+    log = tmp_path / "log.jsonl"
+    write(source, line("chat"), text_line("text", "ab"), text_line("ids", [100, 101]))
+    batch(source, out, "-m", talker, "--answer-log", log)
+    chat = llm.chat([{"role": "user", "content": "chat"}], SamplingParams(max_tokens=1))[0].prompt
+    assert {json.loads(entry)["prompt"] for entry in log.read_text().splitlines()} == {chat, "ab", None}
+
+
 def test_a_bad_line_is_one_error_line_and_harms_no_other(talker, llm, paths):
     source, out = paths
     bad = [*BAD, *({**line(name), "body": body} for name, (body, _) in REFUSED.items()), line("good")]

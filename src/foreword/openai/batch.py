@@ -27,8 +27,8 @@ from foreword.openai.response import chat_completion, text_completion
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt of a line for the engine. at: the field of the body that has it; origins: the paths of other fields, for
-    errors.
+    """A prompt of a line for the engine. at: the field of the body that has it; text: what the chat template wrote, for
+    the output; origins: the paths of other fields, for errors.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Prompt:
     params: SamplingParams
     at: str
     index: int = 0
+    text: str | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
     reader: ChatReader | None = None
 
@@ -92,7 +93,11 @@ class Lines:
                     engine.follows_grammars,
                 )
             origins, reader = request.origins, chat.reader()
-            prompts = [Prompt(f"{name}.0", chat.prompt, chat.params, "messages", origins=origins, reader=reader)]
+            prompts = [
+                Prompt(
+                    f"{name}.0", chat.prompt, chat.params, "messages", text=chat.text, origins=origins, reader=reader
+                )
+            ]
             return Answer(line, request, model, prompts, options)
         request = request.filled(self._tokenizer, limit)
         is_alone = len(request.prompts) == 1
@@ -197,7 +202,7 @@ class Batch:
             answer = self._lines.read(line, str(line.number))
             for one in answer.prompts:
                 with named(one.at, one.origins):
-                    group = engine.check(one.name, one.prompt, one.params, **answer.options)
+                    group = engine.check(one.name, one.prompt, one.params, prompt_text=one.text, **answer.options)
                 parts.append(CheckedRequest(group, one.reader, one.index))
             for part in parts:
                 engine.add(part.group)

@@ -321,7 +321,9 @@ class Batches:
         groups = []
         for one in answer.prompts:
             with named(one.at, one.origins):
-                checked = context.engine.check(one.name, one.prompt, one.params, client=f"batch {owner}", **options)
+                checked = context.engine.check(
+                    one.name, one.prompt, one.params, prompt_text=one.text, client=f"batch {owner}", **options
+                )
                 groups.append(await checked)
         return groups
 
