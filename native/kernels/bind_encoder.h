@@ -13,7 +13,7 @@ class CpuEncoder : public CpuModel {
  public:
   CpuEncoder(const ModelConfig &c, bool norms_before, bool rms_norm, double act_scale, const std::string &isa,
              int num_threads)
-      : CpuModel(c, kv_config("fp32", 1, 1, 1, c.num_heads, c.head_dim, c.head_dim, nb::dict()), isa, num_threads) {
+      : CpuModel(c, kv_config("fp32", 1, 1, 1, c.num_kv_heads, c.head_dim, c.head_dim, nb::dict()), isa, num_threads) {
     if (rms_norm && !norms_before) throw std::invalid_argument("rms_norm: norms come before");
     encoder_.norms_before = norms_before;
     encoder_.rms_norm = rms_norm;
@@ -45,17 +45,38 @@ class CpuEncoder : public CpuModel {
   void add_encoder_layer(const Objects &d) {
     check_unfinished();
     const ModelConfig &c = model_.config;
-    const int hidden = c.hidden_size, heads = c.num_heads * c.head_dim;
+    const int hidden = c.hidden_size, heads = c.num_heads * c.head_dim, keys = c.num_kv_heads * c.head_dim;
     EncoderLayer layer;
     layer.attn_norm = norm(d, "attn_norm");
     layer.mlp_norm = norm(d, "mlp_norm");
+    layer.post_attn_norm = norm(d, "post_attn_norm");
+    layer.post_mlp_norm = norm(d, "post_mlp_norm");
+    const std::pair<const char *, Vector *> of_heads[] = {
+        {"q_norm", &layer.q_norm}, {"k_norm", &layer.k_norm}, {"v_norm", &layer.v_norm}};
+    for (auto [name, to] : of_heads) *to = optional_vector(d, name, c.head_dim);
+    const std::pair<const char *, Bounds *> bounds[] = {
+        {"q_bounds", &layer.q_bounds}, {"k_bounds", &layer.k_bounds}, {"v_bounds", &layer.v_bounds},
+        {"o_bounds", &layer.o_bounds}, {"gate_bounds", &layer.gate_bounds}, {"up_bounds", &layer.up_bounds},
+        {"down_bounds", &layer.down_bounds}};
+    for (auto [name, to] : bounds) {
+      *to = optional_vector(d, name, 4);
+      if (bool(*to) != bool(layer.q_bounds) || (*to && (!encoder_.norms_before || !d.contains("gate")))) {
+        throw std::invalid_argument(std::string(name) + ": all products have bounds or none, and a layer with bounds "
+                                                        "has norms before and a gate");
+      }
+    }
     layer.q_bias = optional_vector(d, "q_bias", heads);
-    layer.k_bias = optional_vector(d, "k_bias", heads);
-    layer.v_bias = optional_vector(d, "v_bias", heads);
+    layer.k_bias = optional_vector(d, "k_bias", keys);
+    layer.v_bias = optional_vector(d, "v_bias", keys);
     layer.o_bias = optional_vector(d, "o_bias", hidden);
     layer.down_bias = optional_vector(d, "down_bias", hidden);
     layer.qkv = model_.make_linear(
-        {matrix(d, "q", heads, hidden), matrix(d, "k", heads, hidden), matrix(d, "v", heads, hidden)});
+        {matrix(d, "q", heads, hidden), matrix(d, "k", keys, hidden), matrix(d, "v", keys, hidden)});
+    auto has_inputs_of_q = [&](Bounds other) { return !other || std::equal(other, other + 2, layer.q_bounds); };
+    if (!has_inputs_of_q(layer.k_bounds) || !has_inputs_of_q(layer.v_bounds)) {
+      layer.apart.assign(3, layer.qkv);
+      for (size_t i = 0; i < 3; ++i) layer.apart[i].parts = {layer.qkv.parts[i]};
+    }
     layer.o = linear(d, "o", hidden, heads);
     const int inner = matrix(integer(d, "up", 0, INT32_MAX), "up")->rows;
     layer.mlp.up = linear(d, "up", inner, hidden);
@@ -128,15 +149,16 @@ inline void bind_encoder(nb::module_ &m) {
   nb::class_<CpuEncoder, CpuModel>(m, "CpuEncoder", "An encoder's packed weights and threads.")
       .def(
           "__init__",
-          [](CpuEncoder *self, int hidden_size, int num_heads, int head_dim, int vocab_size, double norm_eps,
-             double query_scale, const std::string &activation, bool norms_before, bool rms_norm, double act_scale,
-             const std::string &isa, int num_threads) {
-            const ModelConfig config{hidden_size, num_heads, num_heads, head_dim, vocab_size, 1, float(norm_eps),
+          [](CpuEncoder *self, int hidden_size, int num_heads, int num_kv_heads, int head_dim, int vocab_size,
+             double norm_eps, double query_scale, const std::string &activation, bool norms_before, bool rms_norm,
+             double act_scale, const std::string &isa, int num_threads) {
+            const ModelConfig config{hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, 1, float(norm_eps),
                                      float(query_scale), 1.f, by_name(kGates, activation, "activation"), 0.f, 0.f};
             new (self) CpuEncoder(config, norms_before, rms_norm, act_scale, isa, num_threads);
           },
-          nb::kw_only(), nb::arg("hidden_size"), nb::arg("num_heads"), nb::arg("head_dim"), nb::arg("vocab_size"),
-          nb::arg("norm_eps"), nb::arg("query_scale"), nb::arg("activation"), nb::arg("norms_before"),
+          nb::kw_only(), nb::arg("hidden_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
+          nb::arg("vocab_size"), nb::arg("norm_eps"), nb::arg("query_scale"), nb::arg("activation"),
+          nb::arg("norms_before"),
           nb::arg("rms_norm") = false, nb::arg("act_scale") = 1., nb::arg("isa"), nb::arg("num_threads"))
       .def("set_tables", &CpuEncoder::set_tables, nb::arg("positions").noconvert(), nb::arg("token_types").noconvert())
       .def("set_distances", &CpuEncoder::set_distances, nb::arg("biases").noconvert())

@@ -241,6 +241,7 @@ class CpuModel {
     }
     layer.sliding_window = integer(d, "sliding_window", 0, INT32_MAX);
     layer.chunked = flag(d, "chunked") && layer.sliding_window;
+    layer.skips_spans = flag(d, "skips_spans");
     if (c.index.topk && layer.sliding_window) {
       throw std::invalid_argument("sliding_window: an indexer chooses the keys");
     }

@@ -16,6 +16,18 @@ void scale_row(float factor, size_t size, float *row) {
   for (size_t i = 0; i < size; ++i) row[i] *= factor;
 }
 
+// The numbers between the bounds at `limits`, which may be written over x.
+void clip(const float *limits, size_t size, const float *x, float *out) {
+  const float least = limits[0], most = limits[1];
+  for (size_t i = 0; i < size; ++i) out[i] = std::min(std::max(x[i], least), most);
+}
+
+void clip_outputs(Bounds bounds, size_t size, float *row) {
+  if (bounds) clip(bounds + 2, size, row, row);
+}
+
+bool have_equal_inputs(Bounds a, Bounds b) { return !a || (a[0] == b[0] && a[1] == b[1]); }
+
 }  // namespace
 
 EncoderPass::EncoderPass(Model &model, const Encoder &encoder)
@@ -27,6 +39,7 @@ EncoderPass::EncoderPass(Model &model, const Encoder &encoder)
       loras_(model),
       scratch_(size_t(model.pool.size())),
       x_(model.config.hidden_size),
+      branch_(model.config.hidden_size),
       queries_(model.config.num_heads * model.padded_dim),
       heads_(model.config.num_heads * model.config.head_dim),
       cosines_(model.most_rotary_pairs()),
@@ -41,6 +54,7 @@ EncoderPass::EncoderPass(Model &model, const Encoder &encoder)
     qkv_stride_ = std::max(qkv_stride_, layer.qkv.stride);
     hidden_stride_ = std::max(hidden_stride_, layer.mlp.up.stride);
     hidden_cols_ = std::max(hidden_cols_, layer.mlp.down.cols);
+    has_branch_ = has_branch_ || layer.o_bounds || layer.post_attn_norm;
   }
   for (Scratch &scratch : scratch_) {
     scratch.attend.reserve(isa_.attention_scratch_bytes(config(encoder.layers[0])));
@@ -102,13 +116,14 @@ void EncoderPass::reserve() {
   }
   for (std::atomic<int> &next : next_tasks_) next.store(0, std::memory_order_relaxed);
   x_.reserve(T);
+  if (has_branch_) branch_.reserve(T);
   queries_.reserve(T);
   heads_.reserve(T);
   cosines_.reserve(int64_t(model_.ropes.size()) * T);
   sines_.reserve(int64_t(model_.ropes.size()) * T);
   qkv_.reserve(size_t(T) * size_t(qkv_stride_));
   hidden_.reserve(size_t(T) * size_t(hidden_stride_));
-  if (encoder_.layers[0].gate_bias) gate_.reserve(size_t(T) * size_t(hidden_stride_));
+  if (encoder_.layers[0].gates_apart()) gate_.reserve(size_t(T) * size_t(hidden_stride_));
   in_.reserve(T, c.hidden_size, loras_.with_kinds(in_kinds_));
   o_in_.reserve(T, width, loras_.with_kinds(o_kinds_));
   down_in_.reserve(T, hidden_cols_, loras_.with_kinds(down_kinds_));
@@ -137,7 +152,7 @@ void EncoderPass::run_stages(int thread) {
   const Share share = share_of(input_.num_tokens, thread, pool_.size());
   for (int t = share.begin; t < share.end; ++t) {
     const EncoderLayer &last = encoder_.layers.back();
-    add_bias(last.down_bias, x_.stride(), x_.row(t));
+    with_branch(t, last.down_bias, last.down_bounds, last.post_mlp_norm);
     const Norm &norm = encoder_.norms_before ? encoder_.final_norm : last.mlp_norm;
     if (norm) this->norm(x_.row(t), norm, x_.row(t));
   }
@@ -150,6 +165,25 @@ void EncoderPass::norm(const float *x, const Norm &norm, float *out) const {
   } else {
     isa_.layer_norm(x, norm.weight, norm.bias, c.hidden_size, c.norm_eps, out);
   }
+}
+
+float *EncoderPass::with_branch(int t, Vector bias, Bounds bounds, const Norm &post) const {
+  float *x = x_.row(t);
+  add_bias(bias, x_.stride(), x);
+  if (has_branch_) {
+    float *out = branch_.row(t);
+    clip_outputs(bounds, size_t(model_.config.hidden_size), out);
+    if (post) norm(out, post, out);
+    isa_.add_row(out, size_t(x_.stride()), x);
+  }
+  return x;
+}
+
+const float *EncoderPass::bounded(int thread, const float *x, Bounds bounds) const {
+  if (!bounds) return x;
+  float *out = scratch_[size_t(thread)].norm.data();
+  clip(bounds, size_t(model_.config.hidden_size), x, out);
+  return out;
 }
 
 // norm(x) in memory of this thread, valid until the next call; x itself without a norm.
@@ -196,28 +230,43 @@ void EncoderPass::attention(int thread, size_t index) {
   const EncoderLayer *before = index ? &encoder_.layers[index - 1] : nullptr;
   const ModelConfig &c = model_.config;
   const Share rows{0, input_.num_tokens};
-  const ActivationSet in = products_.prepare_shared(thread, in_, c.hidden_size, rows.end, [&](int t) {
-    float *x = x_.row(t);
-    if (before) add_bias(before->down_bias, x_.stride(), x);
-    if (encoder_.norms_before) return normed(thread, x, layer.attn_norm);
-    if (before) isa_.layer_norm(x, before->mlp_norm.weight, before->mlp_norm.bias, c.hidden_size, c.norm_eps, x);
-    return static_cast<const float *>(x);
-  });
-  const LoraRows loras = loras_.shrink(thread, {&layer.qkv}, in);
-  products_.linear(thread, layer.qkv, in, rows, qkv_.data(), Store::assign, &layer.o, loras);
-  pool_.barrier();
+  const Bounds bounds[] = {layer.q_bounds, layer.k_bounds, layer.v_bounds};
+  const size_t count = std::max<size_t>(1, layer.apart.size());
+  for (size_t part = 0; part < count; ++part) {
+    const ActivationSet in = products_.prepare_shared(thread, in_, c.hidden_size, rows.end, [&](int t) {
+      const bool adds = before && !part;
+      float *x = adds ? with_branch(t, before->down_bias, before->down_bounds, before->post_mlp_norm) : x_.row(t);
+      if (encoder_.norms_before) return bounded(thread, normed(thread, x, layer.attn_norm), bounds[part]);
+      if (adds) isa_.layer_norm(x, before->mlp_norm.weight, before->mlp_norm.bias, c.hidden_size, c.norm_eps, x);
+      return static_cast<const float *>(x);
+    });
+    const Linear &linear = layer.apart.empty() ? layer.qkv : layer.apart[part];
+    const Linear &next = part + 1 < count ? layer.apart[part + 1] : layer.o;
+    products_.linear(thread, linear, in, rows, qkv_.data(), Store::assign, &next, loras_.shrink(thread, {&linear}, in));
+    pool_.barrier();
+  }
   make_heads(thread, layer);
   pool_.barrier();
   attend(thread, layer, next_tasks_[index]);
   pool_.barrier();
-  const ActivationSet heads =
-      products_.prepare_shared(thread, o_in_, layer.o.cols, rows.end, [&](int t) { return heads_.row(t); });
-  const LoraRows o_loras = loras_.shrink(thread, {&layer.o}, heads);
-  products_.linear(thread, layer.o, heads, rows, x_.data(), Store::add, &layer.mlp.up, o_loras);
+  const ActivationSet heads = products_.prepare_shared(thread, o_in_, layer.o.cols, rows.end, [&](int t) {
+    float *row = heads_.row(t);
+    if (layer.o_bounds) clip(layer.o_bounds, size_t(layer.o.cols), row, row);
+    return static_cast<const float *>(row);
+  });
+  add_branch(thread, layer.o, heads, &layer.mlp.up);
   pool_.barrier();
 }
 
-// Bias and rotation of this thread's share of the heads. Queries are scaled; keys and values are stored.
+// The product of a branch is added to x, unless more is done to it before.
+void EncoderPass::add_branch(int thread, const Linear &linear, const ActivationSet &in, const Linear *next) {
+  float *out = has_branch_ ? branch_.data() : x_.data();
+  const Store store = has_branch_ ? Store::assign : Store::add;
+  const LoraRows loras = loras_.shrink(thread, {&linear}, in);
+  products_.linear(thread, linear, in, {0, input_.num_tokens}, out, store, next, loras);
+}
+
+// Bias, norm and rotation of this thread's share of the heads. Queries are scaled; keys and values are stored.
 void EncoderPass::make_heads(int thread, const EncoderLayer &layer) {
   const ModelConfig &c = model_.config;
   const int dim = c.head_dim, padded = model_.padded_dim;
@@ -226,22 +275,28 @@ void EncoderPass::make_heads(int thread, const EncoderLayer &layer) {
   const int k_offset = layer.qkv.parts[1].offset, v_offset = layer.qkv.parts[2].offset;
   float *key = scratch_[size_t(thread)].key_value.data(), *value = key + padded, *scratch = value + padded;
   std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
-  auto make = [&](float *out, const float *from, int offset, Vector bias, RotaryRow rotary, float factor) {
-    isa_.make_head({dim, from + offset, bias ? bias + offset : nullptr, nullptr, nullptr, 0.f, rotary, factor}, out);
+  auto make = [&](float *out, const float *from, int offset, Vector bias, Vector unit, RotaryRow rotary, float factor) {
+    bias = bias ? bias + offset : nullptr;
+    isa_.make_head({dim, from + offset, bias, unit, nullptr, c.norm_eps, rotary, factor}, out);
   };
   const Share share = share_of(input_.num_tokens, thread, pool_.size());
   for (int t = share.begin; t < share.end; ++t) {
-    const float *row = qkv_.data() + size_t(t) * size_t(layer.qkv.stride);
+    float *row = qkv_.data() + size_t(t) * size_t(layer.qkv.stride), *keys = row + k_offset, *values = row + v_offset;
+    clip_outputs(layer.q_bounds, size_t(c.num_heads * dim), row);
+    clip_outputs(layer.k_bounds, size_t(c.num_kv_heads * dim), keys);
+    clip_outputs(layer.v_bounds, size_t(c.num_kv_heads * dim), values);
     RotaryRow rotary;
     if (layer.rope >= 0) {
       const int64_t at = int64_t(layer.rope) * input_.num_tokens + t;
       rotary = {cosines_.row(at), sines_.row(at), int(model_.ropes[size_t(layer.rope)].inv_freq.size())};
     }
     for (int head = 0; head < c.num_heads; ++head) {
-      const int offset = head * dim;
-      make(queries_.row(t) + head * padded, row, offset, layer.q_bias, rotary, c.query_scale * kLog2E);
-      make(key, row + k_offset, offset, layer.k_bias, rotary, 1.f);
-      make(value, row + v_offset, offset, layer.v_bias, {}, 1.f);
+      float *query = queries_.row(t) + head * padded;
+      make(query, row, head * dim, layer.q_bias, layer.q_norm, rotary, c.query_scale * kLog2E);
+    }
+    for (int head = 0; head < c.num_kv_heads; ++head) {
+      make(key, keys, head * dim, layer.k_bias, layer.k_norm, rotary, 1.f);
+      make(value, values, head * dim, layer.v_bias, layer.v_norm, {}, 1.f);
       isa_.store_kv(kv, slots[size_t(t)], head, key, value, scratch);
     }
   }
@@ -249,7 +304,7 @@ void EncoderPass::make_heads(int thread, const EncoderLayer &layer) {
 
 AttentionConfig EncoderPass::config(const EncoderLayer &layer) const {
   const ModelConfig &c = model_.config;
-  AttentionConfig found{c.num_heads, c.num_heads, model_.padded_dim, c.head_dim, model_.padded_dim, 0.f,
+  AttentionConfig found{c.num_heads, c.num_kv_heads, model_.padded_dim, c.head_dim, model_.padded_dim, 0.f,
                         layer.window < 0 ? 0 : 2 * layer.window + 1};
   if (encoder_.longest) {
     found.biases = encoder_.biases.data() + encoder_.longest - 1;
@@ -264,7 +319,7 @@ void EncoderPass::attend(int thread, const EncoderLayer &layer, std::atomic<int>
   const AttentionConfig attention = config(layer);
   const KVLayer kv = kv_->layer(0);
   const std::vector<Task> &tasks = division(layer).tasks;
-  const int heads = model_.config.num_heads, total = int(tasks.size()) * heads;
+  const int heads = model_.config.num_kv_heads, total = int(tasks.size()) * heads;
   const int at_once = int(tasks.size()) >= 4 * pool_.size() ? heads : 1;
   for (int i; (i = next_task.fetch_add(at_once, std::memory_order_relaxed)) < total;) {
     for (int unit = i; unit < i + at_once; ++unit) {
@@ -291,31 +346,44 @@ void EncoderPass::mlp(int thread, size_t index) {
   const EncoderLayer &layer = encoder_.layers[index];
   const ModelConfig &c = model_.config;
   const Share rows{0, input_.num_tokens};
-  const ActivationSet in = products_.prepare_shared(thread, in_, c.hidden_size, rows.end, [&](int t) {
-    float *x = x_.row(t);
-    add_bias(layer.o_bias, x_.stride(), x);
-    if (encoder_.norms_before) return normed(thread, x, layer.mlp_norm);
-    isa_.layer_norm(x, layer.attn_norm.weight, layer.attn_norm.bias, c.hidden_size, c.norm_eps, x);
-    return static_cast<const float *>(x);
-  });
-  const bool gated = !layer.mlp.gate.parts.empty();
-  const LoraRows loras = loras_.shrink(thread, {&layer.mlp.gate, &layer.mlp.up}, in);
-  if (gated && !layer.gate_bias) {
+  const bool gated = !layer.mlp.gate.parts.empty(), apart = layer.gates_apart();
+  auto input = [&](Bounds bounds, bool adds) {
+    return products_.prepare_shared(thread, in_, c.hidden_size, rows.end, [&](int t) {
+      float *x = adds ? with_branch(t, layer.o_bias, layer.o_bounds, layer.post_attn_norm) : x_.row(t);
+      if (encoder_.norms_before) return bounded(thread, normed(thread, x, layer.mlp_norm), bounds);
+      isa_.layer_norm(x, layer.attn_norm.weight, layer.attn_norm.bias, c.hidden_size, c.norm_eps, x);
+      return static_cast<const float *>(x);
+    });
+  };
+  ActivationSet in = input(layer.gate_bounds, true);
+  LoraRows loras = loras_.shrink(thread, {&layer.mlp.gate, &layer.mlp.up}, in);
+  int place = gated ? 1 : 0;
+  if (apart) {
+    products_.linear(thread, layer.mlp.gate, in, rows, gate_.data(), Store::assign, &layer.mlp.up, loras);
+    if (!have_equal_inputs(layer.gate_bounds, layer.up_bounds)) {
+      pool_.barrier();
+      in = input(layer.up_bounds, false);
+      loras = loras_.shrink(thread, {&layer.mlp.up}, in);
+      place = 0;
+    }
+  }
+  if (gated && !apart) {
     products_.gated(thread, layer.mlp, in, rows, hidden_.data(), layer.mlp.down, loras);
   } else {
-    if (gated) products_.linear(thread, layer.mlp.gate, in, rows, gate_.data(), Store::assign, &layer.mlp.up, loras);
-    const int place = gated ? 1 : 0;
     products_.linear(thread, layer.mlp.up, in, rows, hidden_.data(), Store::assign, &layer.mlp.down, loras, place);
   }
   pool_.barrier();
   const size_t stride = size_t(layer.mlp.up.stride);
   const ActivationSet hidden = products_.prepare_shared(thread, down_in_, layer.mlp.down.cols, rows.end, [&](int t) {
     float *row = hidden_.data() + size_t(t) * stride;
-    if (gated && layer.gate_bias) {
+    if (apart) {
       float *gate = gate_.data() + size_t(t) * stride;
+      clip_outputs(layer.gate_bounds, stride, gate);
+      clip_outputs(layer.up_bounds, stride, row);
       add_bias(layer.gate_bias, int(stride), gate);
       add_bias(layer.up_bias, int(stride), row);
       isa_.gate_mul(c.activation, gate, row, stride, row);
+      if (layer.down_bounds) clip(layer.down_bounds, size_t(layer.mlp.down.cols), row, row);
     } else if (!gated) {
       add_bias(layer.up_bias, int(stride), row);
       scale_row(encoder_.act_scale, stride, row);
@@ -325,9 +393,7 @@ void EncoderPass::mlp(int thread, size_t index) {
     return static_cast<const float *>(row);
   });
   const EncoderLayer *next = index + 1 < encoder_.layers.size() ? &encoder_.layers[index + 1] : nullptr;
-  const LoraRows down_loras = loras_.shrink(thread, {&layer.mlp.down}, hidden);
-  const Linear *qkv = next ? &next->qkv : nullptr;
-  products_.linear(thread, layer.mlp.down, hidden, rows, x_.data(), Store::add, qkv, down_loras);
+  add_branch(thread, layer.mlp.down, hidden, next ? &next->qkv : nullptr);
   pool_.barrier();
 }
 

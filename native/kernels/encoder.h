@@ -5,8 +5,9 @@
 //   per layer, norms after   x = norm(x + attention(x));  x = norm(x + mlp(x))
 //              norms before  x += attention(norm(x));     x += mlp(norm(x))       and a final norm
 //
-// norm is a layer norm with an optional bias, or, before the branches alone, one without a mean (rms_norm). A text's
-// result does not depend on the other texts, nor on the number of threads.
+// norm is a layer norm with an optional bias, or, before the branches alone, one without a mean (rms_norm), which the
+// output of a branch, and heads, may have too. A text's result does not depend on the other texts, nor on the number of
+// threads.
 #pragma once
 
 #include <atomic>
@@ -18,15 +19,25 @@
 
 namespace foreword::kernels {
 
+// The bounds of the inputs of a product, then of its outputs: [4]; null without.
+using Bounds = Vector;
+
 struct EncoderLayer {
-  Norm attn_norm, mlp_norm;
+  Norm attn_norm, mlp_norm, post_attn_norm, post_mlp_norm;
+  Vector q_norm = nullptr, k_norm = nullptr, v_norm = nullptr;  // [head_dim] each
   Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr, o_bias = nullptr;
   Vector gate_bias = nullptr, up_bias = nullptr, down_bias = nullptr;
+  Bounds q_bounds = nullptr, k_bounds = nullptr, v_bounds = nullptr, o_bounds = nullptr;
+  Bounds gate_bounds = nullptr, up_bounds = nullptr, down_bounds = nullptr;
   Linear qkv, o;
+  std::vector<Linear> apart;  // q, k and v alone, if the bounds of their inputs differ
   Mlp mlp;  // without a gate: act(h Wup) Wdown
   int rope = -1;
   int64_t window = -1;  // the largest distance that a token sees; −1: all of its text
   bool grouped = false;  // a token sees its group in place of its text
+
+  // Returns whether the outputs of gate and up are changed before they are multiplied.
+  bool gates_apart() const { return gate_bias || gate_bounds; }
 };
 
 struct Encoder {
@@ -88,6 +99,7 @@ class EncoderPass {
   void run_stages(int thread);
   void embed(int thread);
   void attention(int thread, size_t index);
+  void add_branch(int thread, const Linear &linear, const ActivationSet &in, const Linear *next);
   void make_heads(int thread, const EncoderLayer &layer);
   void attend(int thread, const EncoderLayer &layer, std::atomic<int> &next_task);
   void mlp(int thread, size_t index);
@@ -95,6 +107,10 @@ class EncoderPass {
   void add_bias(Vector bias, int size, float *row) const {
     if (bias) isa_.add_row(bias, size_t(size), row);
   }
+  // Row t of x plus the output of a branch, with its bias, or its bounds and its norm.
+  float *with_branch(int t, Vector bias, Bounds bounds, const Norm &post) const;
+  // x between the bounds of an input, in memory of this thread; x itself without bounds.
+  const float *bounded(int thread, const float *x, Bounds bounds) const;
   const float *normed(int thread, const float *x, const Norm &norm) const;
   void norm(const float *x, const Norm &norm, float *out) const;
   AttentionConfig config(const EncoderLayer &layer) const;
@@ -109,7 +125,8 @@ class EncoderPass {
   std::vector<Scratch> scratch_;  // [num_threads]
   KindSet in_kinds_{}, o_kinds_{}, down_kinds_{};
   int hidden_stride_ = 0, hidden_cols_ = 0, qkv_stride_ = 0;
-  FloatRows x_, queries_, heads_, cosines_, sines_;  // [T, …]; angles [ropes * T, pairs]
+  bool has_branch_ = false;  // the output of a branch is not added to x by its product
+  FloatRows x_, branch_, queries_, heads_, cosines_, sines_;  // [T, …]; angles [ropes * T, pairs]
   Buffer<float> qkv_, hidden_, gate_;                // [T, qkv_stride_], [T, hidden_stride_] twice
   ActivationBuffer in_, o_in_, down_in_;
   std::optional<KVCache> kv_;        // keys and values of one layer, a text's blocks one after the other

@@ -244,6 +244,7 @@ struct Layer {
   int rope = -1;  // index of its rotary embedding; −1: none
   int64_t sliding_window = 0;
   bool chunked = false;  // a query at p sees keys from p − p mod sliding_window on
+  bool skips_spans = false;  // a query in a span sees no later keys either; equal in all layers of a KV group
   bool beside = false;
   bool parallel_mlp = false;  // its MLP reads the input of its first product, or mlp_norm of the same rows
   QueryGrowth query_growth;

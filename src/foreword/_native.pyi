@@ -418,6 +418,7 @@ class CpuEncoder(CpuModel):
         *,
         hidden_size: int,
         num_heads: int,
+        num_kv_heads: int,
         head_dim: int,
         vocab_size: int,
         norm_eps: float,

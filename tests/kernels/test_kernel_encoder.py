@@ -5,6 +5,9 @@ import pytest
 
 from foreword import PoolingParams
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.executors.encoder import EncoderLayers
+from foreword.executors.functions import FloatWeights
+from foreword.executors.options import NativeOptions
 from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec, encoder_weight_names
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import RopeSpec
@@ -42,6 +45,8 @@ def weights_of(spec):
     weights = {}
     for name, shape in encoder_weight_names(spec):
         values = random.standard_normal(shape) * (0.3 if len(shape) == 1 else shape[-1] ** -0.5)
+        if name.endswith("_bounds"):  # the inputs of each product have their own
+            values = np.abs(values) * 2 * [-1, 1, -1, 1] + [-0.3, 0.3, -0.3, 0.3]
         weights[name] = float_tensor((values + name.endswith("_norm")).astype(np.float32))
     return weights
 
@@ -78,6 +83,34 @@ def test_long_texts_equal_numpy_on_every_instruction_set(name):
             executor.compute(batch, NO_LOGITS)
             got = executor.hidden_states(np.arange(batch.num_tokens))
             np.testing.assert_allclose(got, want, atol=2e-4, err_msg=f"{isa}, {threads} threads")
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_rows_with_norms_of_heads_and_branches_and_bounds_of_products_equal_numpy(bounded):
+    from foreword.executors.native_encoder import native_core
+    from foreword.native import native
+
+    spec = make_spec(
+        vocab_size=0, norms_before=True, gated=True, biases=False, rms_norm=True, post_norms=True, qk_norm=True,
+        unit_v=True, bounded=bounded, num_kv_heads=2, scale=0.7, has_final_norm=False,
+        layers=(EncoderLayerSpec(ROPE), EncoderLayerSpec(ROPE, 100), EncoderLayerSpec()),
+    )  # fmt: skip
+    weights, lengths = weights_of(spec), [700, 1, 97, 16]
+    if bounded:
+        same = ("layers.1.q_bounds", "layers.1.k_bounds", "layers.1.v_bounds", "layers.1.gate_bounds")
+        weights |= dict.fromkeys((*same, "layers.1.up_bounds"), weights[same[0]])
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    x = np.random.default_rng(2).standard_normal((starts[-1], spec.hidden_size), np.float32)
+    want = EncoderLayers(spec, FloatWeights(weights)).run(x, positions, starts)
+    for isa in native.isa_levels():
+        for threads in (1, 3):
+            options = NativeOptions(weight_format="fp32", num_threads=threads)
+            got = native_core(spec, weights, options, isa=isa).encode(
+                num_tokens=len(x), num_reqs=len(lengths), input_ids=None, positions=positions,
+                query_start_loc=starts.astype(np.int32), token_types=None, x=x,
+            )  # fmt: skip
+            np.testing.assert_allclose(got, want, atol=1e-3, err_msg=f"{isa}, {threads} threads")
 
 
 @pytest.mark.parametrize("name", SPECS)

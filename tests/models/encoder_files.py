@@ -38,6 +38,18 @@ QWEN = {
     "qwen3-vl-moe": "qwen3vl_merger", "qwen3.5": "qwen3vl_merger",
 }  # fmt: skip
 LFM2 = ("lfm2-vl", "lfm2-vl-plain")
+GEMMA4 = ("gemma4", "gemma4-large")
+OF_GEMMA4 = {
+    "input_layernorm": "ln1", "post_attention_layernorm": "attn_post_norm", "pre_feedforward_layernorm": "ln2",
+    "post_feedforward_layernorm": "ffn_post_norm", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "self_attn.o_proj": "attn_out",
+}  # fmt: skip
+WHOLE_OF_GEMMA4 = {
+    "vision_tower.patch_embedder.input_proj.weight": "v.patch_embd.weight",
+    "vision_tower.patch_embedder.position_embedding_table": "v.position_embd.weight",
+    "vision_tower.std_bias": "v.std_bias", "vision_tower.std_scale": "v.std_scale",
+    "embed_vision.embedding_projection.weight": "mm.input_projection.weight",
+}  # fmt: skip
 FEATURES = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
 FIRST_FEATURES = 0  # the only layer of the recorded models that has some
 
@@ -64,12 +76,25 @@ def qwen_tensors(name, tensors):
     return found
 
 
+def gemma4_tensors(tensors):
+    """The tensors of an encoder of Gemma 4: bounds have one dimension."""
+    found = {}
+    for key, value in tensors.items():
+        own = key.removeprefix("model.")
+        if own in WHOLE_OF_GEMMA4:
+            found[WHOLE_OF_GEMMA4[own]] = value
+        elif layer := re.fullmatch(r"vision_tower\.encoder\.layers\.(\d+)\.(.+?)(\.linear)?\.(\w+)", own):
+            module = OF_GEMMA4.get(layer[2]) or BLOCK[layer[2]]
+            found[f"v.blk.{layer[1]}.{module}.{layer[4]}"] = np.atleast_1d(value)
+    return found
+
+
 def encoder_tensors(name, tensors):
     """The tensors of an encoder by the names of llama.cpp's converter, which adds 1 to one norm."""
     if name in QWEN:
         return qwen_tensors(name, tensors)
-    found = {}
-    for key, value in tensors.items():
+    found = gemma4_tensors(tensors) if name in GEMMA4 else {}
+    for key, value in tensors.items() if not found else ():
         own = re.sub(r"^(model\.)?(vision_tower|vision_model)\.(vision_model\.)?", "v/", key).removeprefix("model.")
         if own in PROJECTORS[name]:
             found[PROJECTORS[name][own]] = value + (1 if "soft_emb_norm" in own else 0)
@@ -109,7 +134,8 @@ def encoder_metadata(name, own):
     if name in QWEN:
         projector, eps, (vision, more) = QWEN[name], 1e-6, qwen_metadata(name, own)
     else:
-        projector, eps = "lfm2" if name in LFM2 else name, own["layer_norm_eps"]
+        projector = "lfm2" if name in LFM2 else "gemma4v" if name in GEMMA4 else name
+        eps = own["rms_norm_eps" if name in GEMMA4 else "layer_norm_eps"]
         vision = {
             "image_size": own.get("image_size", 256), "patch_size": own["patch_size"],
             "embedding_length": own["hidden_size"],
@@ -117,9 +143,13 @@ def encoder_metadata(name, own):
             "attention.head_count": own["num_attention_heads"], "projection_dim": 32,
         }  # fmt: skip
         vision["projector.scale_factor"] = 1 if name == "gemma3" else 2
+        vision |= {"projector.scale_factor": own["pooling_kernel_size"]} if name in GEMMA4 else {}
         vision |= {"preproc_image_size": 56} if name == "idefics3" else {}
         more = {f"clip.vision.image_{key}": ("[f32]", [0.5] * 3) for key in ("mean", "std")}
-        more["clip.use_gelu"] = ("bool", True)
+        if name in GEMMA4:
+            more = {"clip.vision.image_mean": ("[f32]", [0.0] * 3), "clip.vision.image_std": ("[f32]", [1.0] * 3)}
+        else:
+            more["clip.use_gelu"] = ("bool", True)
         more |= {"clip.vision.image_resize_algo": ("str", "bilinear")} if name in LFM2 else {}
     return {
         "general.architecture": ("str", "clip"), "clip.has_vision_encoder": ("bool", True),

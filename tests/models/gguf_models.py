@@ -252,7 +252,7 @@ EXPRESSIBLE = {
 
 def architecture_of(config):
     """The ``general.architecture`` of the file of a model."""
-    if config.get("use_bidirectional_attention"):
+    if config.get("use_bidirectional_attention") is True:
         return "gemma-embedding"
     more = "_moe" if "moe" in config.get("layers_block_type", ()) else ""
     family = OF_CLASSES.get((config.get("architectures") or [""])[0], config["model_type"])

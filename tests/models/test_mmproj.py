@@ -21,7 +21,7 @@ from foreword.models.vision_files import read_mmproj
 from foreword.models.vision_spec import AreaProcessing, GridProcessing
 from foreword.native import available
 from models import gguf_models
-from models.encoder_files import LFM2, QWEN, encoder_tensors, write_encoder
+from models.encoder_files import GEMMA4, LFM2, QWEN, encoder_tensors, write_encoder
 from models.recorded import make
 from models.running import FLOATS
 from models.seeing import CONVERSATIONS, recorded, write_seeing_model
@@ -31,6 +31,7 @@ RECORDED = recorded()
 OPTIONS = {"executor": "numpy", "max_model_len": 160, "block_size": 4}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 RENAMED = {"<image>": "<image_soft_token>", "<boi>": "<start_of_image>", "<eoi>": "<end_of_image>"}
+RENAMED_GEMMA4 = {"<image>": "<|image|>", "<boi>": "<|image>", "<eoi>": "<image|>"}
 
 
 def decoder_tensors(tensors):
@@ -38,8 +39,8 @@ def decoder_tensors(tensors):
     own = {}
     for key, value in tensors.items():
         name = re.sub(r"^model\.(text_model|language_model)\.", "model.", key).removeprefix("language_model.")
-        parts = ("model.layers.", "model.embed_tokens.", "model.norm.", "model.embedding_norm.", "lm_head.")
-        if name.startswith(parts):
+        parts = ("model.layers.", "model.embed_tokens", "model.norm.", "model.embedding_norm.", "lm_head.")
+        if name.startswith((*parts, "model.per_layer_")):
             own[name] = value
     return own
 
@@ -52,6 +53,11 @@ def pair(request, tmp_path_factory):
 @pytest.fixture(scope="module", params=QWEN)
 def qwen(request, tmp_path_factory):
     return made(request.param, tmp_path_factory.mktemp("qwen"))
+
+
+@pytest.fixture(scope="module", params=GEMMA4)
+def gemma4(request, tmp_path_factory):
+    return made(request.param, tmp_path_factory.mktemp("gemma4"))
 
 
 @pytest.fixture(scope="module", params=LFM2)
@@ -71,10 +77,10 @@ def made(name, place, has_sections=True):
     tokens = [*vocabulary["model"]["vocab"], *(one["content"] for one in vocabulary["added_tokens"])]
     tokens += ["~~", *(f"<unused{i}>" for i in range(len(tokens) + 1, text["vocab_size"]))]
     template = record["files"]["chat_template.jinja"]
-    if name == "gemma3":
-        tokens = [RENAMED.get(token, token) for token in tokens]
-        for old, new in RENAMED.items():
-            template = template.replace(old, new)
+    renamed = RENAMED if name == "gemma3" else RENAMED_GEMMA4 if name in GEMMA4 else {}
+    tokens = [renamed.get(token, token) for token in tokens]
+    for old, new in renamed.items():
+        template = template.replace(old, new)
     more = {
         "tokenizer.ggml.tokens": ("[str]", tokens), "tokenizer.ggml.merges": ("[str]", ["~ ~"]),
         "tokenizer.ggml.token_type": ("[i32]", [1 if len(token) < 3 else 3 for token in tokens]),
@@ -151,7 +157,11 @@ def assert_same_encoder(of_file, of_folder, ours):
     tower = replace(ours.tower, norm_eps=theirs.tower.norm_eps)
     assert math.isclose(ours.tower.norm_eps, theirs.tower.norm_eps, rel_tol=1e-7)
     assert replace(ours, tower=tower, normalization=theirs.normalization) == theirs
-    assert {layer.rope for layer in of_file.spec.layers} == {layer.rope for layer in of_folder.spec.layers}
+    for one, other in zip(of_file.spec.layers, of_folder.spec.layers, strict=True):
+        assert (one.rope is None) == (other.rope is None)
+        if one.rope is not None and other.rope is not None:
+            assert replace(one.rope, inv_freq=other.rope.inv_freq) == other.rope
+            np.testing.assert_allclose(one.rope.inv_freq, other.rope.inv_freq, rtol=1e-7, atol=1e-30)
     assert of_file.unread_keys == ()
     assert of_file.images.weights.keys() == of_folder.images.weights.keys()
     for key, tensor in of_file.images.weights.items():
@@ -174,6 +184,55 @@ def test_an_encoder_of_lfm2_vl_in_a_file_gives_the_answers_of_transformers_with_
     assert [output.outputs[0].token_ids for output in outputs] == record["tokens"]
     of_file = load_model(file, mmproj=given)
     assert_same_encoder(of_file, load_model(folder), of_file.images.processing.spec(asked))
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("kind", ["numpy", "native"])
+def test_an_encoder_of_gemma4_in_a_file_gives_the_answers_of_transformers(gemma4, tmp_path, kind):
+    name, record, folder, file, tensors = gemma4
+    if kind == "native" and not available():
+        pytest.skip("needs the native module")
+    of_sounds = {"a.blk.0.attn_q.weight": np.zeros((2, 2), np.float32), "mm.a.fc.weight": np.zeros((2, 2), np.float32)}
+    more = {"clip.has_audio_encoder": ("bool", True), "clip.audio.block_count": ("u32", 1)}
+    given = write_encoder(tmp_path / "given.gguf", name, record, {**tensors, **of_sounds}, more)
+    asked = {"max_soft_tokens": 70}  # files have that of the published models
+    options = {**OPTIONS, "executor": kind, **FLOATS[kind], "max_model_len": 200}
+    with LLM(file, mmproj=given, **options) as llm:
+        outputs = llm.chat(CONVERSATIONS, GREEDY, progress=False, mm_processor_kwargs=asked)
+    assert [output.outputs[0].token_ids for output in outputs] == record["tokens"]
+    of_file, of_folder = load_model(file, mmproj=given), load_model(folder)
+    assert of_file.images.spec.processing == AreaProcessing(**of_area(of_folder, 280))
+    ours = of_file.images.processing.spec(asked)
+    assert of_folder.images.spec.processing == ours.processing == AreaProcessing(**of_area(of_folder, 70))
+    theirs = of_folder.images.spec
+    prompt = replace(
+        ours.prompt, **{key: getattr(theirs.prompt, key) for key in ("placeholder", "token", "begin", "end")}
+    )
+    assert_same_encoder(of_file, of_folder, replace(ours, prompt=prompt, sees_all=theirs.sees_all))
+    assert of_file.images.spec.sees_all == of_folder.images.spec.sees_all == (name == "gemma4-large")
+
+
+def of_area(model, most):
+    side = model.images.spec.patch_size * model.images.spec.factor
+    return {"multiple": side, "least_pixels": most * side**2, "most_pixels": most * side**2, "fills": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"clip.vision.projector.scale_factor": ("u32", 1)}, "projector.scale_factor = 1 is not supported"),
+        ({"clip.vision.attention.head_count": ("u32", 3)}, "head_dim 10 is not a multiple of 4"),
+        ({"clip.vision.projector.scale_factor": ("u32", 64)}, r"max_soft_tokens = 280: 17920 patches in a row have"),
+        ({"clip.vision.embedding_length": ("u32", 40)}, r"v\.patch_embd\.weight .* has shape"),
+        ({"clip.vision.block_count": ("u32", 3)}, r"tensor v\.blk\.2\.ln1\.weight .* is missing"),
+        ({"clip.has_audio_encoder": ("u32", 1)}, "clip.has_audio_encoder is 1, not of type bool"),
+    ],
+)
+def test_an_encoder_of_gemma4_that_is_not_computed_is_refused_by_name(tmp_path, change, reason):
+    name, record, _, file, tensors = made("gemma4", tmp_path)
+    path = write_encoder(tmp_path / "x.gguf", name, record, tensors, change)
+    with pytest.raises(ModelError, match=reason):
+        load_model(file, mmproj=path)
 
 
 def test_a_file_of_lfm2_vl_has_the_processing_of_the_published_configurations(lfm2, tmp_path):
@@ -337,7 +396,7 @@ def test_experts_in_one_tensor_are_read_in_either_order_of_their_dimensions(tmp_
         ({"general.architecture": ("str", "llama")}, "architecture 'llama' is not an encoder of images"),
         (
             {"clip.projector_type": ("str", "ldp")},
-            "projector 'ldp' is not supported. Supported are gemma3, idefics3, lfm2, qwen2",
+            "projector 'ldp' is not supported. Supported are gemma3, gemma4v, idefics3, lfm2, qwen2",
         ),
         ({"clip.use_gelu": ("bool", False)}, "hidden_act = 'quick_gelu' is not supported"),
         ({"clip.vision.attention.head_count": ("u32", 5)}, "hidden_size 32 is not a multiple of 5 heads"),

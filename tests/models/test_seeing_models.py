@@ -37,10 +37,11 @@ from models.tiny import random_tensors, write_model
 
 RECORDED = recorded()
 OPTIONS = {"max_model_len": 160, "block_size": 4}
-SEEING_ALL = ("gemma3", "gemma3-crops", "qwen3-vl", "qwen3-vl-moe")
+SEEING_ALL = ("gemma3", "gemma3-crops", "gemma4-large", "qwen3-vl", "qwen3-vl-moe")
 """Models whose vectors see each other, or have features for later layers."""
-MADE_SMALLER = ("gemma3", "gemma3-crops", "idefics3", "smolvlm", "lfm2-vl", "lfm2-vl-plain")
+MADE_SMALLER = ("gemma3", "gemma3-crops", "idefics3", "smolvlm", "lfm2-vl", "lfm2-vl-plain", "gemma4", "gemma4-large")
 """Models whose processors make images smaller, for which Pillow 13, with which they were recorded, rounds otherwise."""
+GEMMA4 = ("gemma4", "gemma4-large")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
@@ -154,6 +155,9 @@ def test_conversations_with_images_get_the_tokens_of_transformers(folders, name,
     if name == "qwen3.5":  # one of two layers is recurrent
         small |= {"num_blocks": 30, "max_model_len": 60}
     chunked = {"max_num_batched_tokens": 16, "check": "full"}
+    if name in GEMMA4:  # images of 60 to 70 vectors; those of the large model are whole in a step
+        chunked |= {"max_model_len": 240} | ({"max_num_batched_tokens": 75} if name == "gemma4-large" else {})
+        small |= {"num_blocks": 100, "max_model_len": 168, "max_num_batched_tokens": 75, "reserve_full_prompt": False}
     for options in (chunked, small) if name != "gemma3-crops" else ({**chunked, "max_model_len": 400},):
         metrics = EngineMetrics()
         with LLM(folders[name], executor=kind, **FLOATS[kind], **{**OPTIONS, **options}, observers=[metrics]) as llm:
@@ -202,6 +206,11 @@ def test_values_of_the_processor_of_a_request_are_those_of_a_configuration(folde
 @pytest.mark.parametrize(
     ("name", "asked", "reason"),
     [
+        ("gemma4", {"max_soft_tokens": 71}, r"max_soft_tokens = 71 is not one of 70, 140, 280, 560, 1120\)\. Give"),
+        ("gemma4", {"max_soft_tokens": 560}, "max_soft_tokens = 560: 1120 patches in a row have 560 positions"),
+        ("gemma4", {"max_soft_tokens": "70"}, "max_soft_tokens = '70': expected an integer from 1 to 16777216"),
+        ("gemma4", {"patch_size": 4}, "patch_size = 4: is not a value of the model's processor"),
+        ("gemma4", {"size": {"height": 9, "width": 9}}, "size = .*: is not a value of the model's processor"),
         ("lfm2-vl", {"min_image_tokens": 7}, r"images have at least 7 and at most 6 vectors\)\. Give"),
         ("lfm2-vl", {"max_image_tokens": 1 << 17}, "max_image_tokens = 131072 is not from 1 to 65536"),
         ("lfm2-vl", {"max_image_tokens": "6"}, "max_image_tokens = '6': expected an integer from 1 to 16777216"),
@@ -284,8 +293,9 @@ def test_another_image_in_the_same_place_finds_no_cached_prefix(folders, kind):
 
 
 @pytest.mark.skipif(not available(), reason="needs the native module")
-def test_spans_of_any_length_see_what_the_definition_says(folders):
-    model = load_model(folders["gemma3"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4-large"])
+def test_spans_of_any_length_see_what_the_definition_says(folders, name):
+    model = load_model(folders[name])
     rng = np.random.default_rng(3)
     texts, inputs = [], []
     for spans in ([(0, 1)], [(3, 20), (20, 24)], [(5, 61)], [(1, 14), (40, 90)], []):
@@ -362,6 +372,17 @@ def test_spans_of_any_length_see_what_the_definition_says(folders):
         ("gemma3", "preprocessor_config.json", {"pan_and_scan_max_num_crops": 65}, "crops = 65 is not from 1 to 64"),
         ("qwen2-vl", "config.json", {"image_token_id": 3}, "its tokenizer has no token of image_token_id"),
         ("qwen3-vl", "config.json", {"vision_config": {"depth": 2}}, "deepstack_visual_indexes has 8, not an integer"),
+        ("gemma4", "preprocessor_config.json", {"patch_size": 8}, "patch_size is 8, that of the encoder is 4"),
+        (
+            "gemma4",
+            "preprocessor_config.json",
+            {"pooling_kernel_size": 3},
+            "pooling_kernel_size is 3, that of the encoder is 2",
+        ),
+        ("gemma4", "preprocessor_config.json", {"max_soft_tokens": 90}, "max_soft_tokens = 90 is not one of 70, 140"),
+        ("gemma4", "preprocessor_config.json", {"do_rescale": False}, "do_rescale = False is not supported"),
+        ("gemma4", "preprocessor_config.json", {"do_normalize": 1}, "do_normalize is 1, not of type bool"),
+        ("gemma4", "config.json", {"boi_token_id": 3}, "its tokenizer has no special tokens of image_token_id, boi_"),
         ("lfm2-vl", "config.json", {"vision_feature_layer": -2}, "vision_feature_layer = -2 is not supported"),
         ("lfm2-vl", "config.json", {"projector_hidden_act": "tanh"}, "projector_hidden_act = 'tanh' is not supported"),
         ("lfm2-vl", "config.json", {"projector_bias": False}, r"multi_modal_projector\.linear_1\.bias is not part of"),
@@ -392,6 +413,43 @@ def test_images_that_are_not_computed_are_refused_by_name_and_texts_are_not(tmp_
         with pytest.raises(RequestError, match=rf"messages\[0\]\.content\[0\].*the model takes no image: .*{reason}"):
             llm.chat(CONVERSATIONS[0], GREEDY)
         assert llm.chat(CONVERSATIONS[2], GREEDY, progress=False)[0].outputs[0].token_ids == record["tokens"][2]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"use_clipped_linears": False}, r"self_attn\.o_proj\.bounds|\.bounds is not part of a gemma4 encoder"),
+        ({"standardize": True}, r"tensor vision\.std_bias \(std_bias\) is missing"),
+        ({"num_key_value_heads": 3}, "2 heads are not a multiple of num_key_value_heads = 3"),
+        ({"num_key_value_heads": 1}, r"k_proj\.linear\.weight .* has shape"),
+        ({"head_dim": 18}, "head_dim 18 is not a multiple of 4"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters .* are not supported"),
+        ({"hidden_activation": "tanh"}, "hidden_activation = 'tanh' is not supported"),
+        ({"pooling_kernel_size": 1}, "pooling_kernel_size is 2, that of the encoder is 1"),
+        ({"position_embedding_size": 139}, "max_soft_tokens = 70: 140 patches in a row have 139 positions"),
+        ({"position_embedding_size": 500}, r"position_embedding_table .* has shape \(2, 560, 32\)"),
+        ({"patch_size": 4096}, "patch_size is 4, that of the encoder is 4096"),
+    ],
+)
+def test_an_encoder_of_gemma4_that_is_not_computed_is_refused_by_name(tmp_path, change, reason):
+    files = {**RECORDED["gemma4"]["files"]}
+    config = files["config.json"]
+    files["config.json"] = {**config, "vision_config": {**config["vision_config"], **change}}
+    folder = write_seeing_model(tmp_path, {**RECORDED["gemma4"], "files": files})
+    assert re.search(reason, load_model(folder).no_images)
+
+
+def test_bounds_that_are_missing_and_inputs_of_layers_of_another_token_are_refused_by_name(tmp_path):
+    record = RECORDED["gemma4"]
+    tensors = random_tensors(record["shapes"])
+    del tensors["model.vision_tower.encoder.layers.1.mlp.up_proj.output_max"]
+    reason = load_model(write_seeing_model(tmp_path / "bounds", record, tensors)).no_images
+    assert "tensor vision.encoder.layers.1.mlp.up_proj.bounds (layers.1.up_bounds) is missing" in reason
+    config = record["files"]["config.json"]
+    own = {**config, "text_config": {**config["text_config"], "pad_token_id": 3}}
+    files = {**record["files"], "config.json": own}
+    reason = load_model(write_seeing_model(tmp_path / "padding", {**record, "files": files})).no_images
+    assert "text_config.pad_token_id is 3, not 0" in reason
 
 
 def test_the_number_of_positions_must_be_a_square_and_patches_rows_of_pixels(tmp_path):
@@ -455,9 +513,8 @@ def test_an_encoder_of_another_width_than_the_decoder_is_refused_by_its_key(tmp_
     assert f"vision_config.{key} 64 is not the hidden_size of the decoder, 32" in reason
 
 
-@pytest.mark.parametrize("name", ["gemma3n", "gemma4"])
-def test_a_model_whose_text_alone_is_run_names_the_executor_of_its_encoders(tmp_path, run_here, name):
-    tiny = TINY[name]
+def test_a_model_whose_text_alone_is_run_names_the_executor_of_its_encoders(tmp_path, run_here):
+    name, tiny = "gemma3n", TINY["gemma3n"]
     tensors = {
         key.replace("model.", "model.language_model.", 1): value
         for key, value in random_tensors(tiny["shapes"]).items()

@@ -26,6 +26,8 @@ def random_tensors(shapes, seed=0):
         tensors[name] = np.asarray(rng.standard_normal(shapes[name]) * scale, "<f4")
         if is_norm:
             tensors[name] += 1
+        if name.endswith(("put_min", "put_max")):  # bounds of a product, on both sides of 0
+            tensors[name] = np.asarray((0.2 + np.abs(tensors[name])) * (1 if name.endswith("max") else -1), "<f4")
         if name.endswith("gate.balancing_biases"):  # transformers makes the last one −1 in each model that it loads
             tensors[name] *= 0.4
             tensors[name] -= 1

@@ -57,13 +57,16 @@ def processor_by_pillow(folder, name):
                 return super().preprocess(*images, **options)
 
     images = ByPillow.from_pretrained(folder)
-    kind = getattr(processing, f"{camel}Processor")
+    kind = unchecked(getattr(processing, f"{camel}Processor"))
+    return kind(image_processor=images, tokenizer=hf.AutoTokenizer.from_pretrained(folder))
+
+
+def unchecked(kind):
+    """A class of processors that takes parts of any class, or none."""
 
     class Unchecked(kind):
-        """A processor that takes an image processor of any class."""
-
         def check_argument_for_proper_class(self, name, argument):
             return type(argument)
 
     Unchecked.__name__ = kind.__name__
-    return Unchecked(image_processor=images, tokenizer=hf.AutoTokenizer.from_pretrained(folder))
+    return Unchecked

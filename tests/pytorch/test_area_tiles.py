@@ -1,4 +1,4 @@
-"""Images of LFM2-VL: sizes, tiles, texts and positions are those of transformers and PyTorch, at any size."""
+"""Images of LFM2-VL and Gemma 4: sizes, tiles, texts and positions are those of transformers, at any size."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
 pytest.importorskip("transformers", reason="needs the extra foreword[transformers]")
 pytest.importorskip("PIL.Image", reason="needs the extra foreword[images]")
 
+from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
+
 from foreword.executors.vision.encoder import resizing
-from foreword.executors.vision.processing import _grids, division_of, text_of, tiles_of
+from foreword.executors.vision.processing import _grids, _within_area, division_of, text_of, tiles_of
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.vision_files import read_processing
+from foreword.models.vision_spec import AreaProcessing
 from models.seeing import image, recorded, write_seeing_model
 from pytorch.pillow_resizing import processor_by_pillow
 
@@ -77,6 +80,14 @@ def test_tiles_and_texts_of_images_of_any_size_are_those_of_transformers(both, o
     if found.of_whole:
         assert found.of_whole == (across // 32) * (down // 32)
     assert text_of((width, height), spec) == text
+
+
+@pytest.mark.parametrize("most", [70, 140, 280, 560, 1120])
+@given(width=SIDES, height=SIDES, patch=st.sampled_from([16, 14, 5]), factor=st.integers(2, 4))
+def test_sizes_of_images_of_gemma4_are_those_of_transformers(width, height, most, patch, factor):
+    area = most * (patch * factor) ** 2
+    found = _within_area((width, height), AreaProcessing(patch * factor, area, area, fills=True))
+    assert found[::-1] == get_aspect_ratio_preserving_size(height, width, patch, most * factor**2, factor)
 
 
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=json.dumps)

@@ -35,8 +35,10 @@ SEEING = (
     "qwen3-vl",
     "qwen3-vl-moe",
 )
-NATIVE = ("qwen3.5", "lfm2-vl", "lfm2-vl-plain")
-"""Models whose requests have a cache of the model's own in transformers, see test_seeing_models.py."""
+NATIVE = ("qwen3.5", "lfm2-vl", "lfm2-vl-plain", "gemma4", "gemma4-large")
+"""Models whose requests have a cache of the model's own in transformers, or whose processor of messages needs
+torchvision: see test_seeing_models.py.
+"""
 NEEDS = {"pixtral": "torchvision", "smolvlm": "num2words"}
 OPTIONS = {"executor": "transformers", "dtype": "fp32", "num_threads": 1, "max_model_len": 160, "block_size": 4}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

@@ -5,9 +5,10 @@ import json
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
 from foreword.executors.transformers.media import load_processor
-from pytorch.pillow_resizing import processor_by_pillow
+from pytorch.pillow_resizing import processor_by_pillow, unchecked
 
 TEXT = {
     "vocab_size": 320,
@@ -183,6 +184,50 @@ def _lfm2_vl_plain():
     return _lfm2_vl(projector_use_layernorm=False, projector_bias=False)
 
 
+def _gemma4(vision, **text):
+    ids = {f"{key}_token_id": TOKENS[f"<{key}>"] for key in ("image", "boi", "eoi")}
+    config = hf.Gemma4Config(
+        text_config=hf.Gemma4TextConfig(**{
+            **TEXT, "head_dim": 8, "global_head_dim": 16, "sliding_window": 12, "pad_token_id": 0,
+            "vocab_size_per_layer_input": 320, **text,
+        }),
+        vision_config={
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "patch_size": 4, **vision,
+            "position_embedding_size": 280 * vision["pooling_kernel_size"],
+        },
+        audio_config=None,
+        tie_word_embeddings=False,
+        **ids,
+    )  # fmt: skip
+    own = {"patch_size": 4, "pooling_kernel_size": vision["pooling_kernel_size"], "max_soft_tokens": 70}
+    return hf.Gemma4ForConditionalGeneration(config), Gemma4ImageProcessorPil(**own)
+
+
+def _gemma4_e2b():
+    """As published, layers have inputs of their own and share keys, and products have bounds."""
+    vision = {
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "pooling_kernel_size": 2,
+        "use_clipped_linears": True,
+    }  # fmt: skip
+    layers = ["sliding_attention", "full_attention"]
+    return _gemma4(
+        vision, num_hidden_layers=4, layer_types=2 * layers, num_kv_shared_layers=2, hidden_size_per_layer_input=8,
+        use_double_wide_mlp=True,
+    )  # fmt: skip
+
+
+def _gemma4_large():
+    """As published, the vectors of an image see each other, and are standardized."""
+    vision = {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pooling_kernel_size": 3,
+        "standardize": True,
+    }  # fmt: skip
+    return _gemma4(
+        vision, layer_types=["sliding_attention", "full_attention"], hidden_size_per_layer_input=0,
+        use_bidirectional_attention="vision", attention_k_eq_v=True, num_global_key_value_heads=1,
+    )  # fmt: skip
+
+
 def _glmasr():
     audio = {
         "num_mel_bins": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
@@ -210,6 +255,8 @@ MODELS = {
     "smolvlm": (_smolvlm, "SmolVLMProcessor", "<image>", {"image_seq_len": 4}),
     "lfm2-vl": (_lfm2_vl, "Lfm2VlProcessor", "<image>", {}),
     "lfm2-vl-plain": (_lfm2_vl_plain, "Lfm2VlProcessor", "<image>", {}),
+    "gemma4": (_gemma4_e2b, "Gemma4Processor", "<image>", {}),
+    "gemma4-large": (_gemma4_large, "Gemma4Processor", "<image>", {}),
     "glmasr": (_glmasr, "GlmAsrProcessor", "<sound>", {"audio_token": "<sound>"}),
     "gemma3": (_gemma3, "Gemma3Processor", "<boi>", {"image_seq_length": 16}),
     "gemma3-crops": (_gemma3_crops, "Gemma3Processor", "<boi>", {"image_seq_length": 16}),
@@ -242,8 +289,17 @@ def save(folder, name):
 def load(folder):
     """The model in float32, and its processor."""
     model = hf.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    if model.config.model_type == "gemma4":
+        return model.eval(), _gemma4_processor(folder)
     by_pillow = model.config.model_type == "lfm2_vl"
     return model.eval(), processor_by_pillow(folder, "lfm2_vl") if by_pillow else load_processor(folder, model)
+
+
+def _gemma4_processor(folder):
+    """The processor of Gemma 4 of images alone: that of videos needs torchvision."""
+    texts = hf.AutoTokenizer.from_pretrained(folder)
+    texts.boa_token = texts.eoa_token = "<sound>"  # the processor of messages wants them without sounds, too
+    return unchecked(hf.Gemma4Processor)(None, Gemma4ImageProcessorPil.from_pretrained(folder), texts, None)
 
 
 def texts_of(folder, conversations):

@@ -85,7 +85,7 @@ void plan_attention(const ForwardInput &in, int max_queries, AttentionWindow win
   for (int b = 0; b < in.num_reqs; ++b) {
     if (in.bidirectional) {
       bidirectional_tiles(in, b, max_queries, window, add);
-    } else if (in.last_seen) {
+    } else if (in.last_seen && !window.skips_spans) {
       tiles_with_spans(in, b, max_queries, window, add);
     } else {
       const int end = dense_end(in, b, topk);

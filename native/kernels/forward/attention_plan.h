@@ -26,6 +26,7 @@ struct SplitTile {
 struct AttentionWindow {
   int64_t size = -1;
   bool chunked = false;
+  bool skips_spans = false;
 
   // The first key that a query sees.
   int64_t begin(int64_t position) const {

@@ -28,7 +28,7 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
       scratch_(size_t(context.pool.size())) {
   for (const Layer &layer : ctx_.model.layers) {
     if (!layer.has_attention()) continue;
-    windows_[size_t(layer.group)] = {layer.sliding_window, layer.chunked};
+    windows_[size_t(layer.group)] = {layer.sliding_window, layer.chunked, layer.skips_spans};
     shapes_[size_t(layer.group)] = layer.heads;
     has_whole_ = has_whole_ || is_whole(layer);
     layer.o.add_kinds(kinds_);

@@ -39,21 +39,29 @@ class EncoderLayers:
             p = f"layers.{i}."
             h = self.norm(x, p + "attn_norm") if spec.norms_before and layer.has_attn_norm else x
             seen = groups if layer.is_windowed and groups is not None else starts
-            x = x + self.linear(self.attention(h, p, layer, positions, seen, loras), p + "o", loras)
+            a = self.linear(self.attention(h, p, layer, positions, seen, loras), p + "o", loras)
+            x = x + self.normed(a, p + "post_attn_norm")
             if not spec.norms_before:
                 x = self.norm(x, p + "attn_norm")
             h = self.norm(x, p + "mlp_norm") if spec.norms_before else x
             up = self.linear(h, p + "up", loras)
             inner = act(self.linear(h, p + "gate", loras)) * up if spec.gated else act(up)
-            x = x + self.linear(inner, p + "down", loras)
+            x = x + self.normed(self.linear(inner, p + "down", loras), p + "post_mlp_norm")
             if not spec.norms_before:
                 x = self.norm(x, p + "mlp_norm")
         return self.norm(x, "final_norm") if spec.norms_before and spec.has_final_norm else x
 
     def linear(self, h: F32, name: str, loras: LoraTokens) -> F32:
-        """Return `product`, plus the bias if the model has one."""
+        """Return `product`, plus the bias if the model has one, or between the bounds of the product."""
+        if self.spec.bounded:
+            least, most, least_out, most_out = self.weight(name + "_bounds")
+            return clipped(product(clipped(h, least, most), name, self.weight, loras), least_out, most_out)
         out = product(h, name, self.weight, loras)
         return out + self.weight(name + "_bias") if self.spec.biases else out
+
+    def normed(self, out: F32, name: str) -> F32:
+        """Return the output of a branch after its norm, if the model has such norms."""
+        return self.norm(out, name) if self.spec.post_norms else out
 
     def norm(self, x: F32, name: str) -> F32:
         """Apply the norm ``name``."""
@@ -67,10 +75,15 @@ class EncoderLayers:
     ) -> F32:
         """Let each text attend to itself. Return [T, heads * head_dim]."""
         spec = self.spec
-        q, k, v = (self.linear(h, p + name, loras).reshape(len(h), spec.num_heads, spec.head_dim) for name in "qkv")
+        q, k, v = (self.linear(h, p + name, loras).reshape(len(h), -1, spec.head_dim) for name in "qkv")
+        if spec.qk_norm:
+            q, k = self.norm(q, p + "q_norm"), self.norm(k, p + "k_norm")
+        if spec.unit_v:
+            v = rms_norm(v, spec.norm_eps)
         if layer.rope is not None:
             at = positions[:, list(layer.rope.axes)] if layer.rope.axes else positions[:, None]
             q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
+        k, v = (np.repeat(one, spec.num_heads // spec.kv_heads, 1) for one in (k, v))
         out = np.empty_like(q)
         for start, end in pairwise(np.asarray(starts).tolist()):
             for first in range(start, end, QUERIES_AT_ONCE):
@@ -86,6 +99,11 @@ class EncoderLayers:
                     scores = np.where(distance <= layer.window, scores, np.float32(-np.inf))
                 out[first:last] = np.einsum("hqk,khd->qhd", softmax(scores), v[start:end], optimize=True)
         return out.reshape(len(h), -1)
+
+
+def clipped(x: F32, least: F32, most: F32) -> F32:
+    """Return the numbers between the bounds."""
+    return np.minimum(np.maximum(x, least), most)
 
 
 class EncoderExecutor(AdaptedExecutor):

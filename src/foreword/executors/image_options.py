@@ -43,6 +43,7 @@ OPTIONS: Mapping[str, _Kind | None] = {
     "resample": _integer(FILTERS[0], FILTERS[-1]),
     "min_image_tokens": _integer(1, LARGEST_SIDE**2),
     "max_image_tokens": _integer(1, LARGEST_SIDE**2),
+    "max_soft_tokens": _integer(1, LARGEST_SIDE**2),
     _SPLITTING: _SWITCH,
     "tile_size": _integer(1, LARGEST_SIDE),
     "min_tiles": _integer(1, MOST_CROPS),

@@ -486,6 +486,7 @@ class _Packer:
             packed |= {"group": place[0], "slot": place[1], "sliding_window": layer.sliding_window or 0}
             packed["parallel_mlp"] = self.spec.parallel_mlp
             packed |= {"rope": self._rope(layer.rope), "beside": layer.beside, "chunked": layer.chunked}
+            packed["skips_spans"] = self.spec.spans_in_windows and layer.sliding_window is None
             packed["mixer_scale"] = self.spec.residual_scale * layer.mixer_scale
             packed |= {"kept_by_mixer": layer.kept[0]} if layer.kept is not None and norms.before_mixer else {}
             self.input_norm = self.input_norm if layer.beside else prefix + "attn_norm"

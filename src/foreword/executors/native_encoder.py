@@ -44,6 +44,7 @@ def _new_core(spec: EncoderSpec, options: NativeOptions, isa: str | None) -> nat
         return native.CpuEncoder(
             hidden_size=spec.hidden_size,
             num_heads=spec.num_heads,
+            num_kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
             vocab_size=max(1, spec.vocab_size),
             norm_eps=spec.norm_eps,
@@ -85,6 +86,8 @@ def _fill(spec: EncoderSpec, weight_format: WeightFormat, parts: Parts[native.Cp
         own["rope"] = -1 if layer.rope is None else ropes[layer.rope]
         own["window"] = -1 if layer.window is None else layer.window
         own["grouped"] = int(layer.is_windowed)
+        if spec.unit_v:
+            own["v_norm"] = parts.vector(f"layers.{i}.v_norm", lambda: np.ones(spec.head_dim, np.float32))
         core.add_encoder_layer(own)
     core.finish_encoder(ids[""])
 

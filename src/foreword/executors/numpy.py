@@ -594,7 +594,8 @@ class NumpyExecutor(TransferPagedExecutor):
                 mask = distance < (length if layer.sliding_window is None else layer.sliding_window)
             if layer.chunked and layer.sliding_window is not None:
                 mask &= np.arange(length) >= (at - at % layer.sliding_window)[:, None]
-            if step.seen is not None:  # tokens of a span or range have equal values, others differ
+            has_spans = layer.sliding_window is not None or not spec.spans_in_windows
+            if step.seen is not None and has_spans:  # tokens of a span or range have equal values
                 own = step.seen[start:end]
                 mask[:, length - len(own) :] |= own[:, None] == own
                 if layer.sliding_window is not None:

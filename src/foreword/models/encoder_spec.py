@@ -6,12 +6,17 @@ An executor reads an `EncoderSpec` and a `Weights` mapping with the canonical na
     x = norm(embed[input_ids] + positions[p] + token_types[type], embed_norm)          p from 0 in each text
                                                                                        or given rows: vocab_size 0
     h = norm(x, attn_norm) if norms_before and the layer has that norm, else x
-    q, k, v = h Wq, h Wk, h Wv;   a = softmax(rope(q) · rope(k) * query_scale + mask) v Wo
+    q, k, v = h Wq, h Wk, h Wv                                                         of num_kv_heads: k and v
+    q, k = norm(q, q_norm), norm(k, k_norm) if qk_norm;   v = unit(v) if unit_v        of each head
+    a = softmax(rope(q) · rope(k) * query_scale + mask) v Wo
     x = x + a if norms_before, else norm(x + a, attn_norm)
     h = norm(x, mlp_norm) if norms_before, else x
     m = act(h Wup) Wdown, or with ``gated`` (act(h Wgate) * (h Wup)) Wdown
     x = x + m if norms_before, else norm(x + m, mlp_norm)
     x = norm(x, final_norm) if norms_before, after the last layer
+
+With post_norms, norm(a, post_attn_norm) and norm(m, post_mlp_norm) stand in the place of a and m; unit is the norm
+without a weight. With ``bounded``, a product h W is clip(clip(h, b0, b1) W, b2, b3), with the numbers b of W_bounds.
 
 mask: a token sees every token of its text, or with a window w those at a distance of at most w. With
 relative_buckets, a score of head n also has relative[bucket(key − query), n]: see `relative_bucket`.
@@ -52,7 +57,9 @@ class EncoderSpec:
     """An encoder-only transformer; the module docstring gives the arithmetic.
 
     vocab_size: 0 for an encoder of rows that are given, such as the patches of an image: it has no embedding.
-    has_final_norm: if norms_before. rms_norm: norms are x / sqrt(mean(x²) + norm_eps) * w, without a bias.
+    has_final_norm, post_norms: if norms_before. rms_norm: norms are x / sqrt(mean(x²) + norm_eps) * w, without a bias.
+    qk_norm, unit_v, post_norms: with rms_norm. num_kv_heads: 0 for as many as num_heads. scale: of scores; None: one by
+    the root of head_dim. bounded: only with ``gated``, and without biases.
     num_positions, num_token_types: rows of the learned tables; 0 for a model without. first_position: as many rows
     before those of positions belong to padding in files. biases: of all products and norms. relative_buckets: rows of a
     table of distances, all layers have the same; 0 without. max_model_len: the longest text.
@@ -77,6 +84,12 @@ class EncoderSpec:
     rms_norm: bool = False
     has_final_norm: bool = True
     relative_buckets: int = 0
+    num_kv_heads: int = 0
+    scale: float | None = None
+    qk_norm: bool = False
+    unit_v: bool = False
+    post_norms: bool = False
+    bounded: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -84,7 +97,12 @@ class EncoderSpec:
 
     @property
     def query_scale(self) -> float:
-        return float(self.head_dim**-0.5)
+        return float(self.head_dim**-0.5) if self.scale is None else self.scale
+
+    @property
+    def kv_heads(self) -> int:
+        """The number of heads of keys and of values."""
+        return self.num_kv_heads or self.num_heads
 
 
 def relative_bucket(distances: I64, buckets: int) -> I64:
@@ -109,11 +127,14 @@ def by_distance(spec: EncoderSpec, relative: F32) -> F32:
 def encoder_weight_names(spec: EncoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield every canonical weight name with its shape, [out, in] for matrices, in execution order."""
     d, heads, inner = spec.hidden_size, spec.num_heads * spec.head_dim, spec.intermediate_size
+    keys = spec.kv_heads * spec.head_dim
 
     def with_bias(name: str, *shape: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield name, shape
         if spec.biases and not (spec.rms_norm and name.endswith("_norm")):
             yield f"{name}_bias", shape[:1]
+        if spec.bounded and len(shape) == 2:
+            yield f"{name}_bounds", (4,)
 
     if spec.vocab_size:
         yield "embed", (spec.vocab_size, d)
@@ -129,13 +150,19 @@ def encoder_weight_names(spec: EncoderSpec) -> Iterator[tuple[str, tuple[int, ..
         p = f"layers.{i}."
         if layer.has_attn_norm:
             yield from with_bias(p + "attn_norm", d)
-        for name in "qkv":
-            yield from with_bias(p + name, heads, d)
+        for name, rows in (("q", heads), ("k", keys), ("v", keys)):
+            yield from with_bias(p + name, rows, d)
+            if spec.qk_norm and name != "v":
+                yield f"{p}{name}_norm", (spec.head_dim,)
         yield from with_bias(p + "o", d, heads)
+        if spec.post_norms:
+            yield p + "post_attn_norm", (d,)
         yield from with_bias(p + "mlp_norm", d)
         if spec.gated:
             yield from with_bias(p + "gate", inner, d)
         yield from with_bias(p + "up", inner, d)
         yield from with_bias(p + "down", d, inner)
+        if spec.post_norms:
+            yield p + "post_mlp_norm", (d,)
     if spec.norms_before and spec.has_final_norm:
         yield from with_bias("final_norm", d)

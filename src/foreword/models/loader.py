@@ -304,7 +304,9 @@ def _with_images(loaded: LoadedModel, images: LoadedVision, source: Path) -> Loa
     """Return a decoder with an encoder of images. Raise ModelError if they do not belong together. source: of the
     encoder.
     """
-    spec = loaded.decoder.changed(sees_spans=images.spec.sees_all, num_features=len(images.spec.feature_layers))
+    sees_all = images.spec.sees_all or loaded.decoder.spans_in_windows
+    images = replace(images, spec=replace(images.spec, sees_all=sees_all))
+    spec = loaded.decoder.changed(sees_spans=sees_all, num_features=len(images.spec.feature_layers))
     reason = ""
     if spec.num_features > spec.num_layers:
         reason = f"its encoder has features for {spec.num_features} layers, and the decoder has {spec.num_layers}"

@@ -382,14 +382,20 @@ def vision_weights(
     names: Mapping[str, str | Rows],
     *,
     norms_less_one: bool,
+    rotates_halves: bool,
 ) -> dict[str, Tensor]:
-    """Return all weights of an encoder of images. Raise ModelError as `weights_from_safetensors`. norms_less_one: see
-    `VisionFamily`.
+    """Return all weights of an encoder of images. Raise ModelError as `weights_from_safetensors`. norms_less_one,
+    rotates_halves: see `VisionFamily`.
     """
     weights, used = _collect(path, tensors, vision_weight_names(spec), names)
     _check_unused(path, tensors, used, f"{spec.tower.architecture} encoder of an image", UNUSED)
     if norms_less_one and "proj_norm" in weights:
         weights["proj_norm"] = float_tensor(weights["proj_norm"].dequantize() + np.float32(1))
+    if rotates_halves:
+        dim = spec.tower.head_dim
+        for name in weights:
+            if _parts(name)[1] in ("q", "k", "q_norm", "k_norm"):
+                weights[name] = split_halves(weights[name], dim, dim, dim // 4)
     return weights
 
 
@@ -502,12 +508,12 @@ def _interleaved(spec: DecoderSpec) -> Iterator[tuple[str, int, int]]:
             yield from ((f"layers.{i}.{name}", head_dim, rotated) for name in names)
 
 
-def split_halves(tensor: Tensor, head_dim: int, rotated: int) -> Tensor:
+def split_halves(tensor: Tensor, head_dim: int, rotated: int, block: int = 1) -> Tensor:
     """Return each head's first ``rotated`` rows from interleaved pairs (0 1 | 2 3 | …) to split halves (0 n | 1 n+1 |
-    …).
+    …). block: so many rows are together in the place of one.
     """
     order = np.arange(tensor.shape[0]).reshape(-1, head_dim)
-    order[:, :rotated] = order[:, :rotated].reshape(len(order), -1, 2).swapaxes(1, 2).reshape(len(order), -1)
+    order[:, :rotated] = order[:, :rotated].reshape(len(order), -1, 2, block).swapaxes(1, 2).reshape(len(order), -1)
     if len(tensor.shape) == 1:  # stored as one row
         return float_tensor(tensor.dequantize()[order.ravel()])
     if isinstance(tensor.stored, np.ndarray):

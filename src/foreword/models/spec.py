@@ -458,6 +458,7 @@ class DecoderSpec:
     then has whole texts, and computes no logits.
     prefix_lm: the tokens of a prompt see each other: it is one of `NewRequest.bidirectional_ranges`.
     sees_spans: each prompt embedding has one more value, by which it sees later ones: see `Executor.extra_size`.
+    spans_in_windows: only in layers with a window; in others it sees those before it.
     value_dim: the size of a head of values; 0: head_dim.
     num_positions: the rows of ``positions``; max_model_len is not above it. 0: there are none.
     num_features: a prompt embedding has a further vector for each of this many first layers. It is added to the
@@ -528,6 +529,7 @@ class DecoderSpec:
     is_causal: bool = True
     prefix_lm: bool = False
     sees_spans: bool = False
+    spans_in_windows: bool = False
     num_features: int = 0
     per_layer: PerLayerSpec | None = None
     layer_scales: bool = False

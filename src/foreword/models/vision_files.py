@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ _ACTIVATIONS = {"clip.use_gelu": "gelu_pytorch_tanh", "clip.use_silu": "silu"}
 _TOLD: Mapping[str, bool | None] = {
     "clip.has_vision_encoder": True,
     "clip.has_text_encoder": False,
+    "clip.has_audio_encoder": None,  # sounds are refused
     "clip.has_llava_projector": None,
     "clip.has_qwen2vl_merger": None,  # older files have it beside projector_type
 }
@@ -36,6 +38,9 @@ _TOLD: Mapping[str, bool | None] = {
 _SIZES = ("projection_dim", "image_size", "feed_forward_length")  # the tensors have them
 _READ = {"clip.projector_type", *(_VISION + name for name in ("projector_type", "image_mean", "image_std", *_SIZES))}
 _READ |= {*_ACTIVATIONS, *_TOLD}
+_OF_SOUNDS = ("a.", "mm.a.")
+"""Beginnings of the names of tensors of an encoder of sounds in the same file, which is not run."""
+_LIMITS = ("input_min", "input_max", "output_min", "output_max")
 _CONVERT_AGAIN = "Convert the encoder again"
 
 
@@ -101,10 +106,13 @@ def read_vision(
     images, processor = given.images, given.processor
     spec = _spec(family, given)
     own = {plain: tensor for name, tensor in tensors.items() if (plain := plain_name(name)) is not None}
+    own = _with_bounds(own)
     if family.has_channels_last:
         own = _with_channels_first(own, family.names["patch"], spec.patch_size)
     names: dict[str, str | Rows] = {**family.names, **family.fused(spec)}
-    weights = vision_weights(folder, own, spec, names, norms_less_one=family.norms_less_one)
+    weights = vision_weights(
+        folder, own, spec, names, norms_less_one=family.norms_less_one, rotates_halves=family.rotates_halves
+    )
     unread = [f"vision_config.{key}" for key in given.tower.unread(family.tower_keys)]
     unread += [f"{images.path.name}: {images.part}{key}" for key in images.unread(family.image_keys)]
     unread += [f"{processor.path.name}: {key}" for key in processor.unread(family.processor_keys)]
@@ -191,7 +199,8 @@ def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVis
         tokens={i: text for text, i in ids.items()},
         vector_size=vector_size,
     )
-    spec, tensors = _spec(family, given), _with_whole_patch(gguf.tensors, family.gguf_names["patch"])
+    tensors = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(_OF_SOUNDS)}
+    spec, tensors = _spec(family, given), _with_bounds(_with_whole_patch(tensors, family.gguf_names["patch"]))
     names: dict[str, str | Rows] = {**family.gguf_names, **family.gguf_fused(spec)}
     if family.gguf_names["qkv"].format(i=0) in tensors:
         names |= qkv_rows(spec)
@@ -200,10 +209,11 @@ def read_mmproj(path: Path, tokenizer: Tokenizer, vector_size: int) -> LoadedVis
         for end in ("", "_bias"):  # older files name the two the other way round
             names[f"up{end}"], names[f"down{end}"] = names[f"down{end}"], names[f"up{end}"]
     _check_width(path, tensors, spec, family)
-    weights = vision_weights(path, tensors, spec, names, norms_less_one=False)
+    weights = vision_weights(path, tensors, spec, names, norms_less_one=False, rotates_halves=family.rotates_halves)
     files = dict.fromkeys(t.stored.file for t in gguf.tensors.values() if isinstance(t.stored, FileRows))
     own = {_VISION + key.gguf for key in family.tower_keys.values() if key.gguf and key.name in tower.read}
-    unread = sorted(key for key in gguf.metadata if key.startswith("clip.") and key not in own | _READ)
+    named = (key for key in gguf.metadata if key.startswith("clip.") and not key.startswith("clip.audio."))
+    unread = sorted(key for key in named if key not in own | _READ)
     return _loaded(path, spec, FileWeights(weights, files), tokenizer, unread, family, given)
 
 
@@ -245,6 +255,17 @@ def _with_channels_first(tensors: Mapping[str, Tensor], name: str, patch_size: i
         return dict(tensors)  # refused as missing, or for its shape
     pixels = patch.dequantize().reshape(-1, patch_size, patch_size, 3)
     return {**tensors, name: float_tensor(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))}
+
+
+def _with_bounds(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with the bounds of each product in one: files have a number for each."""
+    found = dict(tensors)
+    for stem in [name.removesuffix(f".{_LIMITS[0]}") for name in tensors if name.endswith(f".{_LIMITS[0]}")]:
+        own = [f"{stem}.{name}" for name in _LIMITS]
+        if all(name in tensors and prod(tensors[name].shape) == 1 for name in own):
+            values = [found.pop(name).dequantize().ravel() for name in own]
+            found[f"{stem}.bounds"] = float_tensor(np.concatenate(values))
+    return found
 
 
 def _with_whole_patch(tensors: Mapping[str, Tensor], name: str) -> Mapping[str, Tensor]:

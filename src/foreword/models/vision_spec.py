@@ -11,13 +11,15 @@ channel by channel:
     v = act(shuffled(x, factor) Wproj + b) Wout + b    projector "mlp"; with a layer norm first, and without b, if its
                                                        `MlpProjector` says so
     v = norm(pooled(x, factor), proj_norm) Wproj       projector "pool"
+    v = unit(pooled(x, factor) · √hidden) Wproj        projector "unit_pool"; with standardizes, (y − std_bias) ·
+                                                       std_scale in place of y = pooled(x, factor) · √hidden
 
 With feature_layers, further vectors go from the states after these layers to the first layers of the decoder, each by a
 projector of its own: gelu(norm(shuffled(x, factor), norm) Wproj + b) Wout + b.
 
 ``shuffled`` joins the patches of each factor × factor square to one vector, row by row; ``pooled`` is their mean; norm
-is that of `foreword.models.spec`. The vectors v [rows · columns / factor², vector_size] take the place of the
-embeddings of as many tokens of a prompt (`ImagePrompt`).
+is that of `foreword.models.spec`, and unit is it without a weight. The vectors v [rows · columns / factor²,
+vector_size] take the place of the embeddings of as many tokens of a prompt (`ImagePrompt`).
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from typing import Literal
 
 from foreword.models.encoder_spec import EncoderActivation, EncoderSpec, encoder_weight_names
 
-Projector = Literal["shuffle", "mlp", "pool"]
-Placing = Literal["rows", "nearest", "linear", "resized"]
+Projector = Literal["shuffle", "mlp", "pool", "unit_pool"]
+Placing = Literal["rows", "nearest", "linear", "resized", "axes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class AreaProcessing:
     """The change of an image into one tile: both sides are resized to the next multiples of ``multiple`` pixels, at
     least least_side; if these are more or fewer pixels than the bounds, in proportion to an area of the bound, rounded
     to multiples within it. grid: of large images; None: none has one.
+    fills: in place of that, they are resized in proportion to an area of most_pixels, and down to multiples. A side
+    that would be 0 is one multiple; the other one is then as many as their ratio, within the area.
     """
 
     multiple: int
@@ -102,6 +106,7 @@ class AreaProcessing:
     most_pixels: int
     least_side: int = 0
     grid: GridProcessing | None = None
+    fills: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +167,8 @@ class VisionSpec:
     patch is the row of its number ("rows"), or that of the table as a square at its place: at the same fraction of the
     side, as float32 rounds it ("nearest"), or between the four rows around it, corner on corner ("linear"), or of the
     square resized to the grid of the tile with a triangular filter, as wide as a place of the square or, if that is
-    larger, of the grid ("resized").
+    larger, of the grid ("resized"). "axes": the sum of the row of its column in a first table, and of its row in a
+    second one; then there is no bpatch. is_centred: Wpatch multiplies 2 patches − 1.
     vector_size: the decoder's hidden_size. sees_all: the vectors of an image see each other in the decoder.
     window: patches along a side of the windows of windowed layers, from the first row and column on. num_frames: of
     Wpatch, each of which multiplies the same patch. is_placed: in the decoder, the rotary positions of a vector are
@@ -183,6 +189,8 @@ class VisionSpec:
     window: int = 0
     num_frames: int = 1
     is_placed: bool = False
+    is_centred: bool = False
+    standardizes: bool = False
     feature_layers: tuple[int, ...] = ()
     mlp: MlpProjector = MlpProjector()
 
@@ -199,13 +207,20 @@ def vision_weight_names(spec: VisionSpec) -> Iterator[tuple[str, tuple[int, ...]
     d, joined = spec.tower.hidden_size, spec.tower.hidden_size * spec.factor**2
     frames = (spec.num_frames,) if spec.num_frames > 1 else ()
     yield "patch", (d, 3, *frames, spec.patch_size, spec.patch_size)
-    if spec.num_positions:
+    if spec.num_positions and spec.placing == "axes":
+        yield "positions", (2, spec.num_positions, d)
+    elif spec.num_positions:
         yield "patch_bias", (d,)
         yield "positions", (spec.num_positions, d)
     yield from encoder_weight_names(spec.tower)
     if spec.projector == "pool":
         yield "proj_norm", (d,)
         yield "proj", (d, spec.vector_size)
+    elif spec.projector == "unit_pool":
+        if spec.standardizes:
+            yield "std_bias", (d,)
+            yield "std_scale", (d,)
+        yield "proj", (spec.vector_size, d)
     elif spec.projector == "mlp":
         inner = joined if spec.mlp.size is None else spec.mlp.size
         if spec.mlp.norm_eps is not None:

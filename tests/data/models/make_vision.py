@@ -32,18 +32,22 @@ NAMES = (
     "qwen3.5",
     "lfm2-vl",
     "lfm2-vl-plain",
+    "gemma4",
+    "gemma4-large",
 )
 NOT_FILES = ("model.safetensors",)
-ARGUMENTS = ("pixel_values", "image_grid_thw", "spatial_shapes", "pixel_attention_mask")
+ARGUMENTS = ("pixel_values", "image_grid_thw", "spatial_shapes", "pixel_attention_mask", "image_position_ids")
 """Of encoders of images."""
 
 
 def tiles_of(given, processor):
     """The tiles, each [3, height, width], of what a processor gives; of patches, the first frame."""
     values = given["pixel_values"].numpy()
-    if "spatial_shapes" in given:  # patches with the channels last, in rows that are padded
-        p = processor.encoder_patch_size
-        grids = given["spatial_shapes"].tolist()
+    is_padded = "image_position_ids" in given
+    if "spatial_shapes" in given or is_padded:  # patches with the channels last, in rows that are padded
+        p = processor.patch_size if is_padded else processor.encoder_patch_size
+        places = given["image_position_ids"] if is_padded else ()
+        grids = [(one.amax(0) + 1).flip(0).tolist() for one in places] or given["spatial_shapes"].tolist()
         cut = [rows[: r * c].reshape(r, c, p, p, 3) for rows, (r, c) in zip(values, grids, strict=True)]
         return [one.transpose(4, 0, 2, 1, 3).reshape(3, len(one) * p, -1) for one in cut]
     if "image_grid_thw" not in given:

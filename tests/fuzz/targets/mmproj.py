@@ -16,12 +16,15 @@ from foreword.models.vision_files import read_mmproj
 from foreword.models.vision_spec import TileProcessing
 from fuzz.target import Target
 from fuzz.targets.gguf_metadata import mutate
-from models.encoder_files import QWEN, encoder_metadata, encoder_tensors, write_encoder
+from models.encoder_files import GEMMA4, QWEN, encoder_metadata, encoder_tensors, write_encoder
 from models.tiny import random_tensors
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "models" / "vision.json").read_text())["models"]
-NAMES = ("idefics3", "gemma3", "lfm2-vl", *QWEN)
-RENAMED = {"<image>": "<image_soft_token>", "<boi>": "<start_of_image>", "<eoi>": "<end_of_image>"}  # Gemma 3
+NAMES = ("idefics3", "gemma3", "lfm2-vl", *GEMMA4, *QWEN)
+RENAMED = {
+    "gemma3": {"<image>": "<image_soft_token>", "<boi>": "<start_of_image>", "<eoi>": "<end_of_image>"},
+    **{key: {"<image>": "<|image|>", "<boi>": "<|image>", "<eoi>": "<image|>"} for key in GEMMA4},
+}
 
 
 def valid():
@@ -39,7 +42,7 @@ def of(name):
 def tokenizer(name, folder):
     """The tokenizer of a tiny model, with the tokens of its GGUF file."""
     text = json.dumps(RECORDED[name]["files"]["tokenizer.json"])
-    for old, new in RENAMED.items() if name == "gemma3" else ():
+    for old, new in RENAMED.get(name, {}).items():
         text = text.replace(json.dumps(old), json.dumps(new))
     (folder / "tokenizer.json").write_text(text)
     return Tokenizer.from_directory(folder)

@@ -96,9 +96,11 @@ class ImageEncoder:
         """
         spec, (n, _, height, width) = self.spec, pixels.shape
         grid = Grid(height // spec.patch_size, width // spec.patch_size)
-        x = patches_of(pixels, spec.patch_size) @ self._patch
+        patches = patches_of(pixels, spec.patch_size)
+        x = (2 * patches - 1 if spec.is_centred else patches) @ self._patch
         if spec.num_positions:
-            x = x + self._weight("patch_bias") + self._positions(grid)
+            x = x + self._positions(grid)
+            x = x if spec.placing == "axes" else x + self._weight("patch_bias")
         f, hidden = spec.factor, spec.tower.hidden_size
         *between, last = (
             states.reshape(n, grid.rows // f, f, grid.columns // f, f, hidden)
@@ -115,6 +117,11 @@ class ImageEncoder:
             pooled = np.asarray(squares.mean((2, 4)).reshape(n, -1, hidden), np.float32)
             normed = rms_norm(pooled, spec.tower.norm_eps) * self._weight("proj_norm")
             return np.asarray(normed @ self._weight("proj"), np.float32)
+        if spec.projector == "unit_pool":
+            pooled = np.asarray(squares.mean((2, 4)).reshape(n, -1, hidden), np.float32) * np.float32(hidden**0.5)
+            if spec.standardizes:
+                pooled = (pooled - self._weight("std_bias")) * self._weight("std_scale")
+            return np.asarray(rms_norm(pooled, spec.tower.norm_eps) @ self._weight("proj").T, np.float32)
         joined = squares.swapaxes(2, 3).reshape(n, -1, f * f * hidden)
         if spec.projector == "shuffle":
             return np.asarray(joined @ self._weight("proj").T, np.float32)
@@ -141,6 +148,9 @@ class ImageEncoder:
     def _positions(self, grid: Grid) -> F32:
         """Return the positions of the patches of a tile, [rows · columns, hidden]."""
         table, side = self._weight("positions"), round(self.spec.num_positions**0.5)
+        if self.spec.placing == "axes":
+            by_column, by_row = table[0, : grid.columns], table[1, : grid.rows]
+            return (by_row[:, None] + by_column).reshape(-1, table.shape[2])
         if self.spec.placing == "resized":
             rows, columns = (resizing(count, side) for count in grid)
             by_rows = (rows @ table.reshape(side, -1)).reshape(grid.rows, side, -1)

@@ -193,6 +193,12 @@ def _whole_tiles(size: Size, tile: int) -> Size:
 def _within_area(size: Size, processing: AreaProcessing) -> Size:
     """Return the sizes of a tile, see `AreaProcessing`."""
     unit, (width, height) = processing.multiple, size
+    if processing.fills:
+        grow, longest = math.sqrt(processing.most_pixels / (height * width)), processing.most_pixels // unit
+        across, down = (math.floor(grow * one / unit) * unit for one in size)
+        if not down:
+            return min(width // height * unit, longest), unit
+        return (across, down) if across else (unit, min(height // width * unit, longest))
     across, down = (max(processing.least_side, one) for one in _multiples(size, unit))
     area = across * down
     if area > processing.most_pixels:

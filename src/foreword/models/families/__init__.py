@@ -116,7 +116,7 @@ TEXT_MODELS: Mapping[str, str] = {
     "aria": "aria_text",
     "cohere_compass": "cohere_compass_text",
     "mistral3": "mistral",
-    **{name: f"{name}_text" for name in ("gemma3n", "gemma4", "gemma4_unified", "embedding_gemma2")},
+    **{name: f"{name}_text" for name in ("gemma3n", "gemma4_unified", "embedding_gemma2")},
     **{name: family.text for name, family in VISION_FAMILIES.items()},
 }
 """``model_type`` of models of images and texts → the family of their text model, unless its configuration has another.

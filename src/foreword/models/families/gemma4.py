@@ -70,7 +70,17 @@ def gemma4(config: Config) -> DecoderSpec:
         per_layer=per_layer_inputs(config),
         layer_scales=True,
         final_softcap=cap(config, "final_logit_softcapping"),
+        spans_in_windows=_has_spans(config),
     )
+
+
+def _has_spans(config: Config) -> bool:
+    """Return whether the vectors of an image see each other. GGUF files do not say it: in the published models they do
+    so where no layer has inputs of its own.
+    """
+    if config.prefix:
+        return per_layer_inputs(config) is None
+    return bool(config.value("use_bidirectional_attention") == "vision")
 
 
 def sizes_of_layers(config: Config, key: str, count: int) -> list[int]:
@@ -250,7 +260,7 @@ _KEYS = (
     Key("top_k_experts", gguf="expert_used_count", kind=int),
     Key("moe_intermediate_size", gguf="expert_feed_forward_length", kind=int),
     Key("final_logit_softcapping", gguf="final_logit_softcapping", kind=float),
-    Key("use_bidirectional_attention", None, (None, "vision")),  # for images, which are not run
+    Key("use_bidirectional_attention", None, (None, "vision")),  # whether the vectors of an image see each other
     of_gguf(_PATTERN, kind=object),
     of_gguf(_LOCAL_DIM, kind=int),
     of_gguf(_LOCAL_THETA, gguf_default=10000.0, kind=float),

@@ -20,6 +20,7 @@ from foreword.models.families.vision_base import (
     Shapes,
     VisionConfigs,
     VisionFamily,
+    axial_theta,
     ids_in_gguf,
     normalization,
     qkv_rows,
@@ -69,10 +70,7 @@ def _rotated(config: Config, hidden: int, inner: int) -> EncoderSpec:
     heads = config.size("num_heads", most=512)
     if hidden % (4 * heads):
         raise config.error(f"hidden size {hidden} is not a multiple of 4 times {heads} heads", USE_ITS_CONFIG)
-    rope = {} if config.value("rope_parameters") is None else config.value("rope_parameters")
-    if not isinstance(rope, Mapping) or rope.get("rope_type", "axial") != "axial":
-        raise config.error(f"rope_parameters {rope!r:.80} are not supported", "Use a model with rope_type = 'axial'")
-    theta = Config(config.path, rope, part="vision_config.rope_parameters.").positive("rope_theta", 10000.0)
+    theta = axial_theta(config, 10000.0)
     half = hidden // heads // 2
     inv_freq = [float(np.float32(1 / theta ** (2 * k / half))) for k in range(half // 2)]
     rotary = RopeSpec((*inv_freq, *inv_freq), axes=(0,) * len(inv_freq) + (1,) * len(inv_freq))

@@ -57,8 +57,9 @@ class VisionFamily:
     `VisionSpec`. model_keys, tower_keys, image_keys, processor_keys: those of `VisionConfigs`. names: canonical names
     in safetensors, after `plain_name`. norms_less_one: the norm of the projector is stored as w − 1 there. fused:
     weights that are rows of another tensor there, and those of features. has_channels_last: patches are rows there, in
-    which the channels of a pixel are side by side. sections: ``mrope_section`` of a decoder in a directory that has
-    none.
+    which the channels of a pixel are side by side. rotates_halves: the first half of each head of queries and keys is
+    rotated by the column, and the second one by the row. sections: ``mrope_section`` of a decoder in a directory that
+    has none.
     gguf: the name of the projector in GGUF files; gguf_names: canonical names in these; gguf_tower: what these leave
     out of the configuration of the encoder, from the rest and the shapes of the tensors; gguf_values: what they leave
     out of those of the model and of the processor, from that of the encoder, the tokenizer's ids and the shapes;
@@ -82,6 +83,7 @@ class VisionFamily:
     gguf_fused: Callable[[VisionSpec], Mapping[str, str | Rows]] = lambda spec: {}
     processor_keys: Keys = field(default_factory=lambda: PROCESSOR_KEYS)
     has_channels_last: bool = False
+    rotates_halves: bool = False
 
 
 _PREFIXES = (
@@ -91,6 +93,7 @@ _PREFIXES = (
     ("visual.", "visual."),
     ("connector.", "connector."),
     ("multi_modal_projector.", "multi_modal_projector."),
+    ("embed_vision.", "embed_vision."),
 )
 UNUSED = ("vision.head.",)
 """Beginnings of the names of tensors that are left out: the head of SigLIP alone."""
@@ -136,6 +139,14 @@ def _channels(config: Config, key: str) -> tuple[float, float, float]:
         raise config.error(f"{key} is {values!r:.80}, not three finite numbers", USE_ITS_CONFIG)
     red, green, blue = map(float, values)
     return red, green, blue
+
+
+def axial_theta(config: Config, default: float) -> float:
+    """Return the base of rotary positions by row and column."""
+    rope = {} if config.value("rope_parameters") is None else config.value("rope_parameters")
+    if not isinstance(rope, Mapping) or rope.get("rope_type", "axial") not in ("axial", "default"):
+        raise config.error(f"rope_parameters {rope!r:.80} are not supported", "Use a model with rope_type = 'axial'")
+    return Config(config.path, rope, part="vision_config.rope_parameters.").positive("rope_theta", default)
 
 
 def ids_in_gguf(tower: Config, ids: Mapping[str, int], texts: Mapping[str, str]) -> dict[str, object]:
