@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
 from foreword.models.families.base import ACTIVATIONS
@@ -17,7 +15,7 @@ from foreword.models.families.vision_base import (
     Shapes,
     VisionConfigs,
     VisionFamily,
-    axial_theta,
+    axial_frequencies,
     ids_in_gguf,
     normalization,
 )
@@ -74,8 +72,7 @@ def _tower(config: Config, factor: int) -> EncoderSpec:
     dim = config.size("head_dim", most=1 << 12)
     if dim % 4:
         raise config.error(f"head_dim {dim} is not a multiple of 4", USE_ITS_CONFIG)
-    theta, half = axial_theta(config, 100.0), dim // 2
-    inv_freq = [float(np.float32(1 / theta ** (2 * k / half))) for k in range(half // 2)]
+    inv_freq = axial_frequencies(config, dim, 100.0)
     rotary = RopeSpec((*inv_freq, *inv_freq), axes=(1,) * len(inv_freq) + (0,) * len(inv_freq))
     return EncoderSpec(
         architecture="gemma4",

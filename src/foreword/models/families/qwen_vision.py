@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.encoder_spec import EncoderActivation, EncoderLayerSpec, EncoderSpec
 from foreword.models.families.base import ACTIVATIONS, Rows
@@ -20,7 +18,7 @@ from foreword.models.families.vision_base import (
     Shapes,
     VisionConfigs,
     VisionFamily,
-    axial_theta,
+    axial_frequencies,
     ids_in_gguf,
     normalization,
     qkv_rows,
@@ -70,9 +68,7 @@ def _rotated(config: Config, hidden: int, inner: int) -> EncoderSpec:
     heads = config.size("num_heads", most=512)
     if hidden % (4 * heads):
         raise config.error(f"hidden size {hidden} is not a multiple of 4 times {heads} heads", USE_ITS_CONFIG)
-    theta = axial_theta(config, 10000.0)
-    half = hidden // heads // 2
-    inv_freq = [float(np.float32(1 / theta ** (2 * k / half))) for k in range(half // 2)]
+    inv_freq = axial_frequencies(config, hidden // heads, 10000.0)
     rotary = RopeSpec((*inv_freq, *inv_freq), axes=(0,) * len(inv_freq) + (1,) * len(inv_freq))
     act = _ACTIVATIONS[config.get("hidden_act", str)]
     return EncoderSpec(

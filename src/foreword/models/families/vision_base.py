@@ -141,12 +141,16 @@ def _channels(config: Config, key: str) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def axial_theta(config: Config, default: float) -> float:
-    """Return the base of rotary positions by row and column."""
+def axial_frequencies(config: Config, head_dim: int, base: float) -> tuple[float, ...]:
+    """Return the frequencies of the rotation by row or by column, half of the pairs of a head, as float32 rounds each
+    step of the reference: positions of long images are large. base: unless the configuration has another.
+    """
     rope = {} if config.value("rope_parameters") is None else config.value("rope_parameters")
     if not isinstance(rope, Mapping) or rope.get("rope_type", "axial") not in ("axial", "default"):
         raise config.error(f"rope_parameters {rope!r:.80} are not supported", "Use a model with rope_type = 'axial'")
-    return Config(config.path, rope, part="vision_config.rope_parameters.").positive("rope_theta", default)
+    theta = Config(config.path, rope, part="vision_config.rope_parameters.").positive("rope_theta", base)
+    exponents = np.arange(0, head_dim // 2, 2, dtype=np.float32) / np.float32(head_dim // 2)
+    return tuple((1 / (theta ** exponents.astype(np.float64)).astype(np.float32)).tolist())
 
 
 def ids_in_gguf(tower: Config, ids: Mapping[str, int], texts: Mapping[str, str]) -> dict[str, object]:
