@@ -87,7 +87,7 @@ def test_long_texts_equal_numpy_on_every_instruction_set(name):
 
 @pytest.mark.parametrize("bounded", [False, True])
 def test_rows_with_norms_of_heads_and_branches_and_bounds_of_products_equal_numpy(bounded):
-    from foreword.executors.native_encoder import native_core
+    from foreword.executors.native_encoder import native_encoder
     from foreword.native import native
 
     spec = make_spec(
@@ -106,7 +106,7 @@ def test_rows_with_norms_of_heads_and_branches_and_bounds_of_products_equal_nump
     for isa in native.isa_levels():
         for threads in (1, 3):
             options = NativeOptions(weight_format="fp32", num_threads=threads)
-            got = native_core(spec, weights, options, isa=isa).encode(
+            got = native_encoder(spec, weights, options, isa=isa).core.encode(
                 num_tokens=len(x), num_reqs=len(lengths), input_ids=None, positions=positions,
                 query_start_loc=starts.astype(np.int32), token_types=None, x=x,
             )  # fmt: skip

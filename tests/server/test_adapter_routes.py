@@ -10,7 +10,10 @@ from talking_model import write_adapter
 
 from foreword import LLM, SamplingParams
 from foreword.server.generation import Generation
+from models.encoder_lora_cases import factors_of
+from models.lora_files import write_peft
 from models.pooling_models import make_pooling
+from models.test_gguf_encoders import gguf_of
 
 GREEDY = {"prompt": "Hi", "max_tokens": 8, "temperature": 0}
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -163,9 +166,20 @@ def test_the_admin_key_is_needed(server, path):
     assert post(server, path, {"lora_name": "law"}, "one").status_code == 401
 
 
-def test_an_executor_without_adapters_refuses_them(tmp_path):
-    engine = {"max_model_len": 24}
-    with serving(make_pooling(tmp_path, "bert"), engine=engine, adapter_directory=str(tmp_path)) as server:
+def test_a_model_without_adapters_refuses_them(tmp_path):
+    model = gguf_of(tmp_path / "bert.gguf", "bert")
+    with serving(model, engine={"max_model_len": 24}, adapter_directory=str(tmp_path)) as server:
         answer = server.post(LOAD, {"lora_name": "a", "lora_path": str(tmp_path)})
     assert answer.status_code == 400
     assert "runs no LoRA adapters" in answer.json()["error"]["message"]
+
+
+def test_an_adapter_of_an_encoder_is_a_model_of_embeddings(tmp_path):
+    write_peft(tmp_path / "a", factors_of("bert"), task_type="FEATURE_EXTRACTION")
+    with serving(
+        make_pooling(tmp_path, "bert"), engine={"max_model_len": 24}, adapter_directory=str(tmp_path)
+    ) as server:
+        assert server.post(LOAD, {"lora_name": "a", "lora_path": "a"}).status_code == 200
+        bodies = ({"model": name, "input": [5, 6, 7]} for name in ("talker", "a"))
+        plain, changed = (server.post("/v1/embeddings", body).json()["data"][0]["embedding"] for body in bodies)
+    assert np.abs(np.subtract(plain, changed)).max() > 0.01
