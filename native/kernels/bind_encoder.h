@@ -72,8 +72,7 @@ class CpuEncoder : public CpuModel {
     layer.down_bias = optional_vector(d, "down_bias", hidden);
     layer.qkv = model_.make_linear(
         {matrix(d, "q", heads, hidden), matrix(d, "k", keys, hidden), matrix(d, "v", keys, hidden)});
-    auto has_inputs_of_q = [&](Bounds other) { return !other || std::equal(other, other + 2, layer.q_bounds); };
-    if (!has_inputs_of_q(layer.k_bounds) || !has_inputs_of_q(layer.v_bounds)) {
+    if (!have_equal_inputs(layer.q_bounds, layer.k_bounds) || !have_equal_inputs(layer.q_bounds, layer.v_bounds)) {
       layer.apart.assign(3, layer.qkv);
       for (size_t i = 0; i < 3; ++i) layer.apart[i].parts = {layer.qkv.parts[i]};
     }
@@ -158,8 +157,8 @@ inline void bind_encoder(nb::module_ &m) {
           },
           nb::kw_only(), nb::arg("hidden_size"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
           nb::arg("vocab_size"), nb::arg("norm_eps"), nb::arg("query_scale"), nb::arg("activation"),
-          nb::arg("norms_before"),
-          nb::arg("rms_norm") = false, nb::arg("act_scale") = 1., nb::arg("isa"), nb::arg("num_threads"))
+          nb::arg("norms_before"), nb::arg("rms_norm") = false, nb::arg("act_scale") = 1.,
+          nb::arg("isa"), nb::arg("num_threads"))
       .def("set_tables", &CpuEncoder::set_tables, nb::arg("positions").noconvert(), nb::arg("token_types").noconvert())
       .def("set_distances", &CpuEncoder::set_distances, nb::arg("biases").noconvert())
       .def("add_encoder_layer", &CpuEncoder::add_encoder_layer, nb::arg("layer"))

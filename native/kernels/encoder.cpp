@@ -26,8 +26,6 @@ void clip_outputs(Bounds bounds, size_t size, float *row) {
   if (bounds) clip(bounds + 2, size, row, row);
 }
 
-bool have_equal_inputs(Bounds a, Bounds b) { return !a || (a[0] == b[0] && a[1] == b[1]); }
-
 }  // namespace
 
 EncoderPass::EncoderPass(Model &model, const Encoder &encoder)

@@ -22,6 +22,9 @@ namespace foreword::kernels {
 // The bounds of the inputs of a product, then of its outputs: [4]; null without.
 using Bounds = Vector;
 
+// Returns whether two products, both with bounds or both without, have inputs with equal bounds.
+inline bool have_equal_inputs(Bounds a, Bounds b) { return !a || (a[0] == b[0] && a[1] == b[1]); }
+
 struct EncoderLayer {
   Norm attn_norm, mlp_norm, post_attn_norm, post_mlp_norm;
   Vector q_norm = nullptr, k_norm = nullptr, v_norm = nullptr;  // [head_dim] each
